@@ -1,0 +1,74 @@
+// Checkpoints: a folder a step, one safetensors file a rank, a manifest, and `latest` moved last.
+//
+//   checkpoints/step-00000020/rank-00000.safetensors ... manifest.json
+//   checkpoints/latest                       text file: "step-00000020"
+// A rank writes its file under a temporary name, syncs and renames it. When all ranks have written, one of them
+// writes the manifest (layout, step, size and SHA-256 of each file), renames the folder from its temporary name, then moves `latest`.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace disagmoe {
+
+// A named array in host memory, not owned.
+struct NamedArray {
+  std::string name;
+  std::string dtype;  // safetensors: "F32", "BF16", "I64", "U8"
+  std::vector<int64_t> shape;
+  const void* data = nullptr;
+  size_t bytes = 0;
+};
+
+// Writes atomically (temporary name, fsync, rename). Throws Error (disk full, no permission), leaving nothing behind.
+// Returns the file's SHA-256 in hex.
+std::string WriteSafetensors(const std::string& path, const std::vector<NamedArray>& arrays,
+                             const std::map<std::string, std::string>& metadata);
+
+// A memory-mapped safetensors file, header checked against the file (bounds, overlaps, dtype sizes, JSON limits).
+class SafetensorsFile {
+ public:
+  explicit SafetensorsFile(const std::string& path);
+  ~SafetensorsFile();
+  SafetensorsFile(const SafetensorsFile&) = delete;
+  const std::vector<NamedArray>& arrays() const { return arrays_; }
+  // Throws Error if it is not there.
+  const NamedArray& Find(const std::string& name) const;
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+
+ private:
+  std::string path_;
+  void* map_ = nullptr;
+  size_t size_ = 0;
+  std::vector<NamedArray> arrays_;
+  std::map<std::string, std::string> metadata_;
+};
+
+struct CheckpointFile {
+  std::string name;
+  uint64_t bytes = 0;
+  std::string sha256;
+};
+
+struct CheckpointManifest {
+  int64_t step = 0;
+  std::string layout;   // what must be equal to resume: model, layout and dtype, as text
+  std::string config;   // the run's resolved configuration (TOML)
+  std::vector<CheckpointFile> files;
+};
+
+// The folder that ranks write into, before it is published: root/.step-00000020.partial (created; an old one is emptied
+// by rank 0 before the others start).
+std::string PartialFolder(const std::string& root, int64_t step);
+std::string RankFileName(int rank);
+// Manifest, folder rename, `latest`. Returns the folder's final path.
+std::string PublishCheckpoint(const std::string& root, const CheckpointManifest& manifest);
+// "latest" in root, or a folder path. Verifies that all files are there with their sizes. Throws Error.
+std::string ResolveCheckpoint(const std::string& root, const std::string& which);
+CheckpointManifest ReadManifest(const std::string& folder);
+// Hash of a file, to verify one's own before loading.
+std::string Sha256File(const std::string& path);
+
+}  // namespace disagmoe

@@ -1,0 +1,113 @@
+// A schedule is data: for each group of workers, an ordered list of computations and an ordered list of
+// transfers. Generators write it, the validator proves it, the simulator and the runtime execute the same object.
+//
+// Stages of a model with L layers (system.md section 3, schedule.md section 1):
+//   2l      attention part of layer l: embedding (l = 0), norms, attention, router, packing
+//   2l + 1  FFN part of layer l: experts, gate weighting, per-token sums, residual at the token's home
+//   2L      head: final norm, output projection, loss. Its forward also computes the gradient of its input.
+// Boundary i lies between stage i and stage i + 1. A stage belongs to one group; a group may hold stages of any
+// kind (a colocated worker holds attention and experts), and both sides of a boundary may be the same group.
+//
+// Streams of a group: forward computations, backward computations, transfers. The static interleaving of the two
+// compute streams is `compute` (they share one accelerator); each stream alone is its projection.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace disagmoe {
+
+enum class OpKind : uint8_t {
+  kForward,       // F(stage, micro-batch)
+  kBackward,      // B(stage, micro-batch)
+  kSendForward,   // activations over boundary `stage`, sent by the group of `stage`
+  kRecvForward,   //   received by the group of `stage` + 1
+  kSendBackward,  // gradients over boundary `stage`, sent by the group of `stage` + 1
+  kRecvBackward,  //   received by the group of `stage`
+};
+
+struct Op {
+  OpKind kind = OpKind::kForward;
+  int32_t stage = 0;  // of a computation: the stage; of a transfer: the boundary
+  int32_t micro_batch = 0;
+  friend bool operator==(const Op&, const Op&) = default;
+};
+
+struct GroupSchedule {
+  std::string name;         // "A0", "F1", or "C0" for a colocated group
+  std::vector<int> ranks;   // workers of the group, in order
+  std::vector<Op> compute;  // kForward and kBackward only
+  std::vector<Op> comm;     // transfers, sends in the order produced, receives in the order consumed
+  int max_in_flight = 0;    // activations held at once (forwards done whose backward is not), as the generator bounds them
+};
+
+// Receive slots of a link: how many messages of one direction a receiver may hold or have posted at once.
+struct Link {
+  int src_group = 0;
+  int dst_group = 0;
+  bool backward = false;
+  int slots = 2;
+  friend bool operator==(const Link&, const Link&) = default;
+};
+
+struct Schedule {
+  std::string name;  // generator, e.g. "af-pipe"
+  int num_layers = 0;
+  int num_micro_batches = 0;
+  int round = 0;       // q: micro-batches per round
+  int slope = 2;       // e
+  bool backward = true;  // false: forward only (evaluation)
+  std::vector<int> stage_group;  // [2L + 1] group of each stage
+  std::vector<GroupSchedule> groups;
+  std::vector<Link> links;
+
+  int num_stages() const { return 2 * num_layers + 1; }
+};
+
+inline bool IsCompute(OpKind k) { return k == OpKind::kForward || k == OpKind::kBackward; }
+
+// Where the groups are: the input of every generator.
+struct PlacementSpec {
+  int num_layers = 1;
+  int p_a = 1;  // A-groups
+  int p_f = 1;  // F-groups
+  int m = 1;    // workers in an A-group
+  int n = 1;    // workers in an F-group
+  bool colocated = false;          // p_a groups of m workers hold attention and experts; p_f, n are ignored
+  bool head_on_attention = false;  // else the head is with the F-group of the last layer
+};
+
+struct GenerateOptions {
+  int num_micro_batches = 1;
+  int round = 0;              // q; 0 = smallest divisor of the micro-batch count that is >= R * (1 + transfer_ratio)
+  int slope = 2;
+  double transfer_ratio = 0;  // T_M2N / max(T_a, T_f), for the choice of q
+  bool backward = true;
+};
+
+// Ranks: A-groups first, group by group, then F-groups; A-group g has ranks g*m .. g*m + m-1.
+// Throws Error where a layout or an option cannot be (see schedule.md section 2 and 3).
+Schedule GenerateAfPipe(const PlacementSpec& placement, const GenerateOptions& options);
+// Interleaved 1F1B over colocated groups; with one group, one micro-batch after the other.
+Schedule GenerateColocated(const PlacementSpec& placement, const GenerateOptions& options);
+// By name: "af-pipe", "colocated-1f1b".
+Schedule Generate(const std::string& name, const PlacementSpec& placement, const GenerateOptions& options);
+
+// Text form: prints and parses back to an equal object. Parse throws Error with the line.
+std::string PrintSchedule(const Schedule& schedule);
+Schedule ParseSchedule(const std::string& text, const std::string& where);
+std::string PrintOp(const Op& op);
+// A grid: one row a group, one column a unit of time (T_a = T_f = 1, B = 2 F), for people.
+std::string DrawGrid(const Schedule& schedule, double transfer_units = 0, int max_columns = 0);
+
+// Proves: every stage and micro-batch has exactly one forward and (if backward) one backward, in its group; every
+// send has its receive with the same key; program order plus data edges plus bounded receive slots have no cycle;
+// at most max_in_flight activations. Throws Error that names the group, the operation and, for a cycle, its members.
+struct ScheduleFacts {
+  std::vector<int> peak_in_flight;  // per group
+  int64_t num_ops = 0;
+};
+ScheduleFacts ValidateSchedule(const Schedule& schedule);
+
+}  // namespace disagmoe

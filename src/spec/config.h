@@ -1,0 +1,132 @@
+// The resolved configuration of a run. One struct a TOML table, field names equal to the TOML keys.
+// Model keys are those of Hugging Face config.json files.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "schedule/schedule.h"
+
+namespace disagmoe {
+
+struct ModelConfig {
+  int64_t vocab_size = 257;
+  int64_t hidden_size = 128;            // H
+  int64_t num_hidden_layers = 2;        // L
+  int64_t num_attention_heads = 4;
+  int64_t num_key_value_heads = 2;
+  int64_t head_dim = 32;                // d; even
+  bool qk_norm = false;                 // RMSNorm over each head's query and key, before RoPE
+  double rope_theta = 10000;
+  double rms_norm_eps = 1e-6;
+  int64_t num_experts = 8;              // E
+  int64_t num_experts_per_tok = 2;      // k
+  int64_t moe_intermediate_size = 128;  // De
+  bool norm_topk_prob = true;           // renormalise the chosen gates to sum 1
+  int64_t n_shared_experts = 0;         // one SwiGLU of n_shared_experts * moe_intermediate_size, at the token's home
+  int64_t first_k_dense_replace = 0;    // leading layers with a dense SwiGLU instead of experts
+  int64_t intermediate_size = 512;      // of those
+  double router_aux_loss_coef = 0.01;
+  // "none"; "sequence": balance within each sequence; "global": over all sequences of a micro-batch, on all workers.
+  std::string router_aux_loss = "sequence";
+  double initializer_range = 0.02;
+
+  bool is_dense(int64_t layer) const { return layer < first_k_dense_replace; }
+  int64_t shared_intermediate() const { return n_shared_experts * moe_intermediate_size; }
+};
+
+struct LayoutConfig {
+  int p_a = 1;  // A-groups
+  int p_f = 1;  // F-groups
+  int m = 1;    // workers in an A-group
+  int n = 1;    // workers in an F-group
+  bool colocated = false;     // p_a groups of m workers hold attention and experts; p_f and n must stay 1
+  std::string head = "ffn";   // "ffn": with the last layer's F-group; "attention": with the next A-group
+  int workers() const { return colocated ? p_a * m : p_a * m + p_f * n; }
+};
+
+struct ScheduleConfig {
+  std::string name = "auto";  // "auto": af-pipe, or colocated-1f1b for a colocated layout
+  int round = 0;              // q; 0 = chosen
+  int slope = 2;              // e
+};
+
+struct TrainConfig {
+  int64_t steps = 100;
+  int64_t seq_length = 256;         // s
+  int64_t micro_batch_size = 1;     // b, sequences
+  int64_t micro_batches = 4;        // a step has b * micro_batches sequences
+  std::string dtype = "fp32";       // "fp32", "bf16": of computation; master weights are fp32
+  double lr = 1e-3;
+  double min_lr = 1e-4;
+  int64_t lr_warmup_steps = 10;
+  int64_t lr_decay_steps = 0;       // cosine from the end of warm-up to here; 0 = steps
+  double weight_decay = 0.1;        // matrices; not norms
+  double adam_beta1 = 0.9;
+  double adam_beta2 = 0.95;
+  double adam_eps = 1e-8;
+  double clip_grad = 1.0;           // global norm; 0 = off
+  uint64_t seed = 1234;
+  std::string recompute = "none";   // "none", "layer": keep a layer's input and its router's choice, recompute the rest
+  bool shard_optimizer = false;     // optimizer state of replicated parameters divided over their holders
+  int64_t eval_interval = 0;        // steps; 0 = only at the end if eval_micro_batches > 0
+  int64_t eval_micro_batches = 0;   // held-out micro-batches an evaluation
+  int64_t save_interval = 0;        // steps; 0 = only at the end if save
+  bool save = true;
+  std::string resume;               // "": start anew; "latest": from out/checkpoints/latest; or a checkpoint folder
+};
+
+struct DataConfig {
+  std::string path;              // prefix of a .bin/.idx pair
+  std::string split = "98,2";    // weights of training and held-out data, by documents or tokens in order
+};
+
+struct TransportConfig {
+  std::string kind = "ucx";      // "ucx": processes; "inproc": ranks as threads of one process
+  std::string tls = "posix,cma,tcp,self";
+  std::string net_devices;       // "" = lo for a run on one host, all for others
+  std::string listen = "127.0.0.1";  // address of the rendezvous
+  int port = 0;                  // 0 = any free (own launcher)
+  bool paced = false;            // emulate a NIC:
+  double paced_gbps = 10;        //   Gbit/s of each direction
+  double paced_latency_us = 5;
+  double timeout_s = 60;         // a wait for a message
+  double join_timeout_s = 60;
+};
+
+struct DeviceConfig {
+  std::string type = "auto";     // "cpu", "cuda", "auto": an accelerator where libtorch finds one
+  int threads = 1;               // intra-op threads of a worker on the CPU
+};
+
+struct TraceConfig {
+  int64_t first_step = 2;        // steps are counted from 1
+  int64_t steps = 3;             // 0 = no trace
+};
+
+struct RunConfig {
+  ModelConfig model;
+  LayoutConfig layout;
+  ScheduleConfig schedule;
+  TrainConfig train;
+  DataConfig data;
+  TransportConfig transport;
+  DeviceConfig device;
+  TraceConfig trace;
+  std::string out = "out";       // folder for metrics.jsonl, trace.json, config.toml, checkpoints/
+};
+
+// Reads a TOML file and applies overrides of the form "table.key=value" (or "out=DIR"). Unknown keys, wrong types,
+// values out of range and contradictions throw Error with file, line and key, and the nearest known key as a hint.
+RunConfig LoadConfig(const std::string& path, const std::vector<std::string>& overrides);
+// Cross-checks that do not need the data (called by LoadConfig).
+void CheckConfig(const RunConfig& config, const std::string& where);
+// The resolved configuration as TOML that LoadConfig reads back to an equal one.
+std::string PrintConfig(const RunConfig& config);
+
+PlacementSpec PlacementOf(const RunConfig& config);
+// The training (or, with backward = false, evaluation) schedule that a run executes.
+Schedule ScheduleOf(const RunConfig& config, int64_t micro_batches, bool backward);
+
+}  // namespace disagmoe
