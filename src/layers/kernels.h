@@ -1,0 +1,78 @@
+// Row-wise kernels of the model, forward and backward, without autograd.
+//
+// Each has two implementations behind one function: plain ATen calls that work on any device and dtype
+// (namespace generic; also what the tests compare with), and, for contiguous fp32 and bf16 tensors on the CPU, fused
+// loops over at::parallel_for. Inside, sums are fp32. Results do not depend on the number of threads.
+//
+// Outputs are given by the caller, already of the right shape and dtype, and are overwritten unless "adds to" is
+// said. No function keeps a reference. All tensors contiguous.
+//
+// Shapes: T tokens (rows), H hidden, n heads, d head_dim, E experts, K experts per token, P (token, expert) pairs,
+// D expert hidden, V vocabulary.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace disagmoe {
+
+using at::Tensor;
+
+// y = x * rstd * w with rstd = 1 / sqrt(mean(x^2) + eps). x, y [T, H], w [H] (dtype of x), rstd [T] fp32.
+// Source: Zhang and Sennrich 2019.
+void RmsNorm(const Tensor& x, const Tensor& w, double eps, Tensor& y, Tensor& rstd);
+// dx [T, H] (added to if add_dx), dw [H] fp32: adds to.
+//   xhat = x rstd; g = dy w; dx = rstd (g - xhat mean(g xhat)); dw += sum_t dy xhat
+void RmsNormBackward(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& rstd, Tensor& dx, bool add_dx,
+                     Tensor& dw);
+
+// Rotary embedding in place, rotate-half convention of Hugging Face: pairs (i, i + d/2).
+// x [T, n, d] may have a row stride larger than n d (a slice of the fused qkv rows [T, R]); cos, sin [T, d/2] fp32.
+// inverse: rotates back, which is the backward.
+void Rope(Tensor x, const Tensor& cos, const Tensor& sin, bool inverse);
+
+// act = scale * silu(gate) * up, gate_up [P, 2D] = (gate, up), act [P, D]; scale [P] fp32 or undefined (1).
+void SwiGlu(const Tensor& gate_up, const Tensor& scale, Tensor& act);
+// d_act [P, D] is the gradient of the *unscaled-output side* product, i.e. (dL/d(output row)) W_down before the gate
+// value is applied: the true gradient of act is d_act, and act = scale * a with a = silu(gate) * up. Gives
+//   d_gate_up [P, 2D] = scale * d_act through a,  act [P, D] = scale * a,  d_scale [P] fp32 = sum_D d_act * a
+// scale and d_scale undefined together (then scale = 1). d_gate_up may be gate_up itself (in place).
+void SwiGluBackward(const Tensor& d_act, const Tensor& gate_up, const Tensor& scale, Tensor& d_gate_up, Tensor& act,
+                    Tensor& d_scale);
+
+// logits [T, E] fp32 -> probs [T, E] fp32 (softmax over all E), ids [T, K] int32: the K largest, in descending order,
+// ties to the lower index (so that the choice is the same everywhere).
+void SoftmaxTopK(const Tensor& logits, Tensor& probs, Tensor& ids);
+// gates [T, K] fp32 = probs at ids, divided by their sum if renormalise.
+void Gates(const Tensor& probs, const Tensor& ids, bool renormalise, Tensor& gates);
+// d_logits [T, E] fp32 from d_gates [T, K] and d_probs [T, E] (of the auxiliary loss; undefined = none).
+void RouterBackward(const Tensor& d_gates, const Tensor& d_probs, const Tensor& probs, const Tensor& ids,
+                    bool renormalise, Tensor& d_logits);
+
+// out[i] = src[index[i]]; index [n] int32, src [T, H], out [n, H].
+void GatherRows(const Tensor& src, const Tensor& index, Tensor& out);
+// out[t] (+)= sum over j in [offsets[t], offsets[t+1]) of src[position[j]], in that order, in fp32, rounded once.
+// src [P, H], position [offsets[T]] int32, offsets [T + 1] int32, out [T, H]; add: adds to out (rounded after the sum).
+void SumRows(const Tensor& src, const Tensor& position, const Tensor& offsets, Tensor& out, bool add);
+
+// Cross entropy summed over rows; logits [T, V] become the gradient scale * (softmax - onehot) in place.
+// labels [T] int64; returns the sum of the losses (fp64 sum of fp32 values). gradient = false leaves logits unspecified.
+double CrossEntropy(Tensor& logits, const Tensor& labels, double scale, bool gradient);
+
+namespace generic {
+void RmsNorm(const Tensor& x, const Tensor& w, double eps, Tensor& y, Tensor& rstd);
+void RmsNormBackward(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& rstd, Tensor& dx, bool add_dx,
+                     Tensor& dw);
+void Rope(Tensor x, const Tensor& cos, const Tensor& sin, bool inverse);
+void SwiGlu(const Tensor& gate_up, const Tensor& scale, Tensor& act);
+void SwiGluBackward(const Tensor& d_act, const Tensor& gate_up, const Tensor& scale, Tensor& d_gate_up, Tensor& act,
+                    Tensor& d_scale);
+void SoftmaxTopK(const Tensor& logits, Tensor& probs, Tensor& ids);
+void Gates(const Tensor& probs, const Tensor& ids, bool renormalise, Tensor& gates);
+void RouterBackward(const Tensor& d_gates, const Tensor& d_probs, const Tensor& probs, const Tensor& ids,
+                    bool renormalise, Tensor& d_logits);
+void GatherRows(const Tensor& src, const Tensor& index, Tensor& out);
+void SumRows(const Tensor& src, const Tensor& position, const Tensor& offsets, Tensor& out, bool add);
+double CrossEntropy(Tensor& logits, const Tensor& labels, double scale, bool gradient);
+}  // namespace generic
+
+}  // namespace disagmoe
