@@ -1,0 +1,115 @@
+// The parts of a layer, forward and backward, as functions of rows. What a forward keeps for its backward is a value
+// (…Saved); gradients of weights are added to Param::grad. No autograd graph is built.
+//
+// Shapes: T tokens of whole sequences of length s, H hidden, nh/nkv query/KV heads of size d, E experts, K a token;
+// at an FFN worker: R received rows (one per token that visits it), P (row, expert) pairs, D expert hidden size.
+// Rows are in the dtype of computation; router, gates, losses and gradient sums in fp32.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "layers/kernels.h"
+#include "layers/param_store.h"
+
+namespace disagmoe {
+
+// ---- attention part: h = x + attention(norm1(x)); the router on norm2(h) ----
+
+struct AttentionParams {
+  AttentionParams(const ParamStore& store, const ModelConfig& model, int64_t layer);
+  Param norm1, qkv, q_norm, k_norm, out, norm2, router;  // router undefined in a dense layer
+};
+
+struct AttentionSaved {
+  Tensor x;                    // [T, H]
+  Tensor ids;                  // [T, K] int32: the router's choice, never made again
+  Tensor rstd1, qkv, q, k;     // q, k [T, n, d] only with QK-norm (then qkv holds them before the norm)
+  Tensor q_rstd, k_rstd;
+  Tensor o, lse;               // o [T, nh d]
+  Tensor h, rstd2, probs;      // h [T, H], probs [T, E]
+};
+
+struct AttentionOutput {
+  Tensor h;      // [T, H]: to the experts, residual included
+  Tensor ids;    // [T, K] int32; undefined in a dense layer
+  Tensor gates;  // [T, K] fp32
+};
+
+AttentionOutput AttentionForward(const ModelConfig& model, const AttentionParams& p, const Tensor& x, int64_t s,
+                                 AttentionSaved& saved);
+// Drops what AttentionRecompute can rebuild from x and ids.
+void AttentionForget(AttentionSaved& saved);
+void AttentionRecompute(const ModelConfig& model, const AttentionParams& p, int64_t s, AttentionSaved& saved);
+
+// The auxiliary loss of one layer and micro-batch. loss = coef * E / (K n) * sum_e c_e * mean_t p_te with counts c over
+// n tokens: of each sequence, averaged over sequences ("sequence"), or of the whole micro-batch ("global").
+struct AuxLoss {
+  double weight = 0;       // coef / (sequences or micro-batches in a step)
+  Tensor counts;           // "global": [E] fp32, over the tokens of all slices; undefined: per sequence
+  int64_t tokens = 0;      // "global": tokens of all slices
+  double value = 0;        // out: this slice's share of the weighted loss
+};
+
+// dh [T, H]: gradient of h, becomes that of x (same storage). d_gates [T, K] (undefined in a dense layer).
+void AttentionBackward(const ModelConfig& model, const AttentionParams& p, AttentionSaved& saved, int64_t s, Tensor& dh,
+                       const Tensor& d_gates, AuxLoss* aux);
+// Counts of the router's choice, [E] fp32 on the host.
+Tensor CountExperts(const Tensor& ids, int64_t num_experts);
+
+// ---- FFN part at one worker: out = gated experts of norm2(h), plus at a token's home h and the shared expert ----
+
+struct FfnParams {
+  FfnParams(const ParamStore& store, const ModelConfig& model, int64_t layer);
+  Param norm2, gate_up, down;  // experts held here: [e, 2 De, H], [e, H, De]; undefined in a dense layer
+  Param home_gate_up, home_down;  // shared experts, or the dense FFN; undefined without
+};
+
+// The pairs of the rows at one worker, in order of rows; expert ids are local (0 = the first held here). On the host.
+struct RowPairs {
+  std::vector<int32_t> offsets;  // [R + 1]
+  std::vector<int32_t> expert;   // [P]
+  std::vector<float> gate;       // [P]
+  std::vector<int32_t> home;     // rows whose home is here, ascending
+  int64_t rows() const { return static_cast<int64_t>(offsets.size()) - 1; }
+  int64_t pairs() const { return static_cast<int64_t>(expert.size()); }
+};
+
+struct FfnSaved {
+  Tensor h;                      // [R, H]
+  RowPairs pairs;
+  std::vector<int64_t> begin;    // [e + 1] of each expert in sorted order
+  Tensor row, position, offsets, order;  // sorted pair -> row; pair -> sorted pair; CSR; sorted pair -> pair (int32)
+  Tensor gate;                   // [P] fp32, sorted
+  Tensor home;                   // [rows at home] int32; undefined if all rows are
+  Tensor rstd, gate_up, home_gate_up;
+};
+
+// h [R, H] is kept in `saved`. out [R, H] is overwritten.
+void FfnForward(const ModelConfig& model, const FfnParams& p, const Tensor& h, RowPairs pairs, FfnSaved& saved,
+                Tensor& out);
+void FfnForget(FfnSaved& saved);
+void FfnRecompute(const ModelConfig& model, const FfnParams& p, FfnSaved& saved);
+// d [R, H]: gradient of out, becomes that of h (same storage). d_gates: [P] in order of pairs, written.
+void FfnBackward(const ModelConfig& model, const FfnParams& p, FfnSaved& saved, Tensor& d, std::vector<float>& d_gates);
+// Pairs as one process sees them: all rows at home, all experts local.
+RowPairs AllPairs(const Tensor& ids, const Tensor& gates, int64_t tokens);
+
+// ---- embedding and head ----
+
+void EmbedForward(const Param& embed, const Tensor& tokens, Tensor& x);
+void EmbedBackward(const Param& embed, const Tensor& tokens, const Tensor& dx);
+
+struct HeadParams {
+  explicit HeadParams(const ParamStore& store) : norm(store.Get("final_norm")), head(store.Get("head")) {}
+  Param norm, head;
+};
+// Sum of the token losses of x [T, H] against labels [T]; with scale != 0 also dx (same storage as x may be given)
+// and weight gradients of scale * loss.
+double HeadForwardBackward(const ModelConfig& model, const HeadParams& p, const Tensor& x, const Tensor& labels,
+                           double scale, Tensor* dx);
+
+// grad += a^T b in fp32, whatever the dtype of a [T, m] and b [T, n].
+void AddGrad(Tensor grad, const Tensor& a, const Tensor& b);
+
+}  // namespace disagmoe
