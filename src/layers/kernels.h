@@ -5,7 +5,8 @@
 // loops over at::parallel_for. Inside, sums are fp32. Results do not depend on the number of threads.
 //
 // Outputs are given by the caller, already of the right shape and dtype, and are overwritten unless "adds to" is
-// said. No function keeps a reference. All tensors contiguous.
+// said. No function keeps a reference. All tensors contiguous unless said. Outputs must not overlap inputs unless said.
+// The generic functions also take fp64 (then every "fp32" below is fp64), for the tests.
 //
 // Shapes: T tokens (rows), H hidden, n heads, d head_dim, E experts, K experts per token, P (token, expert) pairs,
 // D expert hidden, V vocabulary.
@@ -25,8 +26,11 @@ void RmsNorm(const Tensor& x, const Tensor& w, double eps, Tensor& y, Tensor& rs
 void RmsNormBackward(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& rstd, Tensor& dx, bool add_dx,
                      Tensor& dw);
 
+// Sets cos, sin to new fp32 CPU tensors [seq, d/2]: the angle of (position p, pair i) is p theta^(-2i/d), in fp64.
+void RopeTable(int64_t seq, int64_t d, double theta, Tensor& cos, Tensor& sin);
 // Rotary embedding in place, rotate-half convention of Hugging Face: pairs (i, i + d/2).
-// x [T, n, d] may have a row stride larger than n d (a slice of the fused qkv rows [T, R]); cos, sin [T, d/2] fp32.
+// x [T, n, d] may have a row stride larger than n d (a slice of the fused qkv rows [T, R]); cos, sin [s, d/2] fp32.
+// Positions restart at every sequence: T is a multiple of s and row t uses table row t mod s.
 // inverse: rotates back, which is the backward.
 void Rope(Tensor x, const Tensor& cos, const Tensor& sin, bool inverse);
 
@@ -40,7 +44,7 @@ void SwiGluBackward(const Tensor& d_act, const Tensor& gate_up, const Tensor& sc
                     Tensor& d_scale);
 
 // logits [T, E] fp32 -> probs [T, E] fp32 (softmax over all E), ids [T, K] int32: the K largest, in descending order,
-// ties to the lower index (so that the choice is the same everywhere).
+// ties to the lower index (so that the choice is the same everywhere). NaN counts as the largest.
 void SoftmaxTopK(const Tensor& logits, Tensor& probs, Tensor& ids);
 // gates [T, K] fp32 = probs at ids, divided by their sum if renormalise.
 void Gates(const Tensor& probs, const Tensor& ids, bool renormalise, Tensor& gates);
@@ -55,7 +59,7 @@ void GatherRows(const Tensor& src, const Tensor& index, Tensor& out);
 void SumRows(const Tensor& src, const Tensor& position, const Tensor& offsets, Tensor& out, bool add);
 
 // Cross entropy summed over rows; logits [T, V] become the gradient scale * (softmax - onehot) in place.
-// labels [T] int64; returns the sum of the losses (fp64 sum of fp32 values). gradient = false leaves logits unspecified.
+// labels [T] int64 in [0, V); returns the sum of the losses (fp64 sum of fp32 values). gradient = false leaves logits unspecified.
 double CrossEntropy(Tensor& logits, const Tensor& labels, double scale, bool gradient);
 
 namespace generic {
