@@ -124,6 +124,8 @@ RunConfig LoadConfig(const std::string& path, const std::vector<std::string>& ov
 void CheckConfig(const RunConfig& config, const std::string& where);
 // The resolved configuration as TOML that LoadConfig reads back to an equal one.
 std::string PrintConfig(const RunConfig& config);
+// Every key with its default, choices and meaning, for --help.
+std::string ConfigHelp();
 
 PlacementSpec PlacementOf(const RunConfig& config);
 // The training (or, with backward = false, evaluation) schedule that a run executes.

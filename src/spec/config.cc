@@ -1,0 +1,251 @@
+#include "spec/config.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <sstream>
+#include <utility>
+
+// The library's distribution packages differ in whether they build it; header-only works with all of them.
+#undef TOML_SHARED_LIB
+#undef TOML_HEADER_ONLY
+#define TOML_HEADER_ONLY 1
+#include <toml++/toml.h>
+
+#include "base/error.h"
+#include "spec/config_keys.h"
+
+namespace disagmoe {
+namespace {
+
+constexpr std::string_view kCommandLine = "command line";
+
+std::string Quoted(const std::string& name) { return "'" + name + "'"; }
+
+std::string Suggest(const std::string& nearest) { return nearest.empty() ? "" : "did you mean '" + nearest + "'?"; }
+
+std::string ReadFile(const std::string& path) {
+  auto fail = [&](const std::string& reason) {
+    throw Error({"cannot read the configuration", path, reason, "a TOML file", "configs/tiny.toml is an example"});
+  };
+  if (std::filesystem::is_directory(path)) fail("a folder");
+  std::ifstream file(path);
+  if (!file) fail(std::strerror(errno));
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// One line for a node of any kind, for "got".
+std::string PrintNode(const toml::node& node) {
+  switch (node.type()) {
+    case toml::node_type::table: return "a table";
+    case toml::node_type::array: return "an array";
+    case toml::node_type::string: return TomlString(node.as_string()->get());
+    case toml::node_type::integer: return std::to_string(node.as_integer()->get());
+    case toml::node_type::floating_point: return TomlNumber(node.as_floating_point()->get());
+    case toml::node_type::boolean: return node.as_boolean()->get() ? "true" : "false";
+    default: return "a date or time";
+  }
+}
+
+// Copies the node's value. False: another type; `fits` is false if an integer does not fit the field.
+bool Assign(const toml::node& node, const ConfigValue& target, bool* fits) {
+  return std::visit(
+      [&](auto* out) {
+        using T = std::remove_pointer_t<decltype(out)>;
+        if constexpr (std::is_same_v<T, bool>) {
+          if (!node.is_boolean()) return false;
+          *out = node.as_boolean()->get();
+        } else if constexpr (std::is_same_v<T, std::string>) {
+          if (!node.is_string()) return false;
+          *out = node.as_string()->get();
+        } else if constexpr (std::is_same_v<T, double>) {
+          if (!node.is_number()) return false;
+          *out = node.is_integer() ? static_cast<double>(node.as_integer()->get()) : node.as_floating_point()->get();
+        } else {
+          if (!node.is_integer()) return false;
+          const int64_t value = node.as_integer()->get();
+          *fits = std::in_range<T>(value);
+          if (*fits) *out = static_cast<T>(value);
+        }
+        return true;
+      },
+      target);
+}
+
+class Loader : public ConfigOrigin {
+ public:
+  explicit Loader(std::string path) : path_(std::move(path)) {}
+
+  RunConfig Load(const std::vector<std::string>& overrides) {
+    ReadTables();
+    for (const std::string& text : overrides) Override(text);
+    CheckConfig(config_, *this);
+    return config_;
+  }
+
+  std::string Where(std::string_view key) const override {
+    const auto it = where_.find(key);
+    return (it == where_.end() ? path_ + ", default of " : it->second + ", ") + std::string(key);
+  }
+
+ private:
+  void ReadTables() {
+    const std::string text = ReadFile(path_);
+    toml::table root;
+    try {
+      root = toml::parse(text);
+    } catch (const toml::parse_error& error) {
+      throw Error({"not valid TOML", At(error.source()), std::string(error.description()), {}, {}});
+    }
+    // The parser sorts by name; the first mistake in the file is the one to report.
+    for (const auto& [name, node] : InOrderOfLines(root, "")) {
+      const toml::table* table = node->as_table();
+      if (FindConfigKey(name) != nullptr) {
+        Set(name, *node, At(node->source()));
+      } else if (IsTable(name) && table != nullptr) {
+        for (const auto& [leaf, value] : InOrderOfLines(*table, name + ".")) Set(leaf, *value, At(value->source()));
+      } else if (IsTable(name)) {
+        throw Error({"wrong type", At(node->source()) + ", " + name, PrintNode(*node), "a table [" + name + "]", {}});
+      } else if (table != nullptr || node->is_array_of_tables()) {
+        const std::string nearest = NearestTable(name);
+        throw Error({"unknown table", At(node->source()), "[" + name + "]", {},
+                     nearest.empty() ? TableList() : "did you mean [" + nearest + "]?"});
+      } else {
+        UnknownKey(name, At(node->source()));
+      }
+    }
+  }
+
+  using Nodes = std::vector<std::pair<std::string, const toml::node*>>;
+  static Nodes InOrderOfLines(const toml::table& table, const std::string& prefix) {
+    Nodes nodes;
+    for (const auto& [key, node] : table) nodes.emplace_back(prefix + std::string(key.str()), &node);
+    auto position = [](const toml::node* n) { return std::pair(n->source().begin.line, n->source().begin.column); };
+    std::sort(nodes.begin(), nodes.end(),
+              [&](const auto& a, const auto& b) { return position(a.second) < position(b.second); });
+    return nodes;
+  }
+
+  static bool IsTable(std::string_view name) {
+    return std::any_of(ConfigKeys().begin(), ConfigKeys().end(), [&](const ConfigKey& k) { return k.table() == name; });
+  }
+
+  static std::string TableList() {
+    std::string text = "tables are";
+    std::string_view last;
+    for (const ConfigKey& key : ConfigKeys())
+      if (key.table() != last) text += (last.empty() ? " [" : ", [") + std::string(last = key.table()) + "]";
+    return text;
+  }
+
+  std::string At(const toml::source_region& source) const { return path_ + ":" + std::to_string(source.begin.line); }
+
+  [[noreturn]] static void UnknownKey(const std::string& name, const std::string& at) {
+    throw Error({"unknown key", at, Quoted(name), {}, Suggest(NearestKey(name))});
+  }
+
+  void Set(const std::string& name, const toml::node& node, const std::string& at) {
+    const ConfigKey* key = FindConfigKey(name);
+    if (key == nullptr) UnknownKey(name, at);
+    const std::string where = at + ", " + name;
+    bool fits = true;
+    if (!Assign(node, key->value(config_), &fits)) {
+      throw Error({"wrong type", where, PrintNode(node), ExpectedValue(*key), {}});
+    }
+    const std::string got = fits ? OutOfRange(*key, config_) : PrintNode(node);
+    if (!got.empty()) throw Error({"value not allowed", where, got, ExpectedValue(*key), {}});
+    where_[name] = at;
+  }
+
+  void Override(const std::string& text) {
+    const size_t equals = text.find('=');
+    if (equals == std::string::npos) {
+      throw Error({"not an override", std::string(kCommandLine), Quoted(text), "table.key=value",
+                   "for example train.steps=20 or out=DIR"});
+    }
+    auto trimmed = [](std::string s) {
+      s.erase(0, s.find_first_not_of(" \t"));
+      s.erase(s.find_last_not_of(" \t") + 1);
+      return s;
+    };
+    const std::string name = trimmed(text.substr(0, equals)), value = trimmed(text.substr(equals + 1));
+    const ConfigKey* key = FindConfigKey(name);
+    if (key == nullptr) UnknownKey(name, std::string(kCommandLine));
+    const bool is_string = std::holds_alternative<std::string*>(key->value(config_));
+    const bool bare = is_string && !value.starts_with('"') && !value.starts_with('\'');
+    const std::optional<toml::table> parsed = ParseValue(bare ? TomlString(value) : value);
+    if (!parsed) throw Error({"wrong type", std::string(kCommandLine) + ", " + name, TomlString(value), ExpectedValue(*key), {}});
+    Set(name, *parsed->get("value"), std::string(kCommandLine));
+  }
+
+  // Nothing if it is not one TOML value.
+  static std::optional<toml::table> ParseValue(const std::string& value) {
+    try {
+      toml::table table = toml::parse("value = " + value);
+      if (table.size() == 1) return table;
+    } catch (const toml::parse_error&) {
+    }
+    return std::nullopt;
+  }
+
+  std::string path_;
+  RunConfig config_;
+  std::map<std::string, std::string, std::less<>> where_;
+};
+
+class OnePlace : public ConfigOrigin {
+ public:
+  explicit OnePlace(const std::string& where) : where_(where) {}
+  std::string Where(std::string_view key) const override { return where_ + ", " + std::string(key); }
+
+ private:
+  const std::string& where_;
+};
+
+}  // namespace
+
+RunConfig LoadConfig(const std::string& path, const std::vector<std::string>& overrides) {
+  return Loader(path).Load(overrides);
+}
+
+void CheckConfig(const RunConfig& config, const std::string& where) { CheckConfig(config, OnePlace(where)); }
+
+std::string PrintConfig(const RunConfig& config) {
+  RunConfig copy = config;
+  std::string text;
+  std::string_view table;
+  for (const ConfigKey& key : ConfigKeys()) {
+    if (key.table() != table) {
+      table = key.table();
+      text += "\n[" + std::string(table) + "]\n";
+    }
+    text += std::string(key.leaf()) + " = " + TomlValue(key.value(copy)) + "\n";
+  }
+  return text;
+}
+
+std::string ConfigHelp() {
+  RunConfig defaults;
+  std::string text;
+  std::string_view table;
+  for (const ConfigKey& key : ConfigKeys()) {
+    if (key.table() != table) {
+      table = key.table();
+      text += "\n[" + std::string(table) + "]\n";
+    }
+    std::string line = "  " + std::string(key.leaf()) + " = " + TomlValue(key.value(defaults));
+    if (line.size() < 38) line.resize(38, ' ');
+    text += line + " # " + std::string(key.help);
+    if (!key.choices.empty()) text += ": " + ExpectedValue(key);
+    text += "\n";
+  }
+  return text;
+}
+
+}  // namespace disagmoe

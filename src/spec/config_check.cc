@@ -1,0 +1,162 @@
+// Checks of one key against another, and what follows from a checked configuration: placement and schedule.
+#include <charconv>
+#include <cmath>
+#include <optional>
+
+#include "base/error.h"
+#include "spec/config_keys.h"
+#include "spec/params.h"
+
+namespace disagmoe {
+namespace {
+
+class Checker {
+ public:
+  Checker(RunConfig& config, const ConfigOrigin& origin) : config_(config), origin_(origin) {}
+
+  void Run() {
+    for (const ConfigKey& key : ConfigKeys()) {
+      const std::string got = OutOfRange(key, config_);
+      if (!got.empty()) throw Error({"value not allowed", origin_.Where(key.name), got, ExpectedValue(key), {}});
+    }
+    Model();
+    Layout();
+    ScheduleKeys();
+    Train();
+    Split();
+    Sizes();
+  }
+
+ private:
+  void Require(bool good, std::string_view key, const std::string& expected, const std::string& hint = "") {
+    if (good) return;
+    const ConfigKey* k = FindConfigKey(key);
+    DM_CHECK(k != nullptr, std::string(key));
+    throw Error({"contradiction", origin_.Where(key), TomlValue(k->value(config_)), expected, hint});
+  }
+
+  static std::string Of(const std::string& key, int64_t value) { return key + " = " + std::to_string(value); }
+
+  void Model() {
+    const ModelConfig& m = config_.model;
+    Require(m.head_dim % 2 == 0, "model.head_dim", "an even number (rotary embedding turns pairs)");
+    Require(m.num_attention_heads % m.num_key_value_heads == 0, "model.num_key_value_heads",
+            "a divisor of " + Of("model.num_attention_heads", m.num_attention_heads));
+    Require(m.num_experts_per_tok <= m.num_experts, "model.num_experts_per_tok",
+            "at most " + Of("model.num_experts", m.num_experts));
+    Require(m.first_k_dense_replace <= m.num_hidden_layers, "model.first_k_dense_replace",
+            "at most " + Of("model.num_hidden_layers", m.num_hidden_layers));
+  }
+
+  void Layout() {
+    const LayoutConfig& l = config_.layout;
+    const std::string layers = "at most " + Of("model.num_hidden_layers", config_.model.num_hidden_layers);
+    const std::string hint = "a group without a layer would idle; more workers go into layout.";
+    Require(l.p_a <= config_.model.num_hidden_layers, "layout.p_a", layers, hint + "m");
+    Require(l.p_f <= config_.model.num_hidden_layers, "layout.p_f", layers, hint + "n");
+    const std::string colocated = "1 with layout.colocated = true";
+    Require(!l.colocated || l.p_f == 1, "layout.p_f", colocated, "layout.p_a counts the groups");
+    Require(!l.colocated || l.n == 1, "layout.n", colocated, "layout.m counts the workers of a group");
+    const std::string& name = config_.schedule.name;
+    Require(!l.colocated || name != "af-pipe", "schedule.name",
+            "\"auto\" or \"colocated-1f1b\" with layout.colocated = true");
+    Require(l.colocated || name != "colocated-1f1b", "schedule.name",
+            "\"auto\" or \"af-pipe\" with layout.colocated = false");
+  }
+
+  void ScheduleKeys() {
+    const int64_t round = config_.schedule.round;
+    Require(round == 0 || config_.train.micro_batches % round == 0, "schedule.round",
+            "a divisor of " + Of("train.micro_batches", config_.train.micro_batches), "0 chooses one");
+  }
+
+  void Train() {
+    const TrainConfig& t = config_.train;
+    Require(t.min_lr <= t.lr, "train.min_lr", "at most train.lr = " + TomlNumber(t.lr));
+    Require(t.lr_decay_steps == 0 || t.lr_decay_steps > t.lr_warmup_steps, "train.lr_decay_steps",
+            "more than " + Of("train.lr_warmup_steps", t.lr_warmup_steps), "0 decays until train.steps");
+    Require(t.eval_interval == 0 || t.eval_micro_batches > 0, "train.eval_interval",
+            "0 without train.eval_micro_batches", "set train.eval_micro_batches");
+    Require(t.save_interval == 0 || t.save, "train.save_interval", "0 with train.save = false");
+  }
+
+  void Split() {
+    const std::string& text = config_.data.split;
+    const std::optional<std::pair<double, double>> weights = ParseSplit(text);
+    Require(weights.has_value(), "data.split", "two weights, training and held-out, such as \"98,2\"");
+    Require(weights->first > 0, "data.split", "a share of training data above 0");
+    Require(weights->second > 0 || config_.train.eval_micro_batches == 0, "data.split",
+            "a held-out share above 0 with " + Of("train.eval_micro_batches", config_.train.eval_micro_batches));
+  }
+
+  static std::optional<std::pair<double, double>> ParseSplit(const std::string& text) {
+    double weights[2];
+    const char* at = text.data();
+    const char* end = at + text.size();
+    for (int i = 0; i < 2; ++i) {
+      if (i == 1 && (at == end || *at++ != ',')) return std::nullopt;
+      const auto result = std::from_chars(at, end, weights[i]);
+      if (result.ec != std::errc() || !std::isfinite(weights[i]) || weights[i] < 0) return std::nullopt;
+      at = result.ptr;
+    }
+    return at == end ? std::optional(std::pair(weights[0], weights[1])) : std::nullopt;
+  }
+
+  // Single keys are bounded so that these products stay within 64 bits.
+  void Sizes() {
+    const TrainConfig& t = config_.train;
+    const ModelConfig& m = config_.model;
+    constexpr int64_t kTokens = int64_t{1} << 31;
+    Require(t.seq_length * t.micro_batch_size < kTokens, "train.micro_batch_size",
+            "fewer than 2^31 tokens a micro-batch with " + Of("train.seq_length", t.seq_length));
+    const int64_t micro_batches = std::max(t.micro_batches, t.eval_micro_batches);
+    Require(micro_batches * (2 * m.num_hidden_layers + 1) <= 20'000'000, "train.micro_batches",
+            "a schedule of at most 20000000 stages x micro-batches with " +
+                Of("model.num_hidden_layers", m.num_hidden_layers));
+    const int64_t sequences = t.micro_batch_size * t.micro_batches;
+    Require(sequences <= (int64_t{1} << 60) / t.steps, "train.micro_batches",
+            "fewer than 2^60 sequences in " + Of("train.steps", t.steps));
+    const bool many_attention = config_.layout.p_a * config_.layout.m > 32768;
+    Require(config_.layout.workers() <= 65536, many_attention ? "layout.m" : "layout.n", "at most 65536 workers in all");
+    auto weight = [&](std::string_view key, int64_t rows) {
+      Require(rows <= (int64_t{1} << 40) / m.hidden_size, key, "a weight of at most 2^40 elements");
+    };
+    weight("model.moe_intermediate_size", 2 * m.num_experts * m.moe_intermediate_size);
+    weight("model.n_shared_experts", 2 * m.shared_intermediate());
+    weight("model.head_dim", (m.num_attention_heads + 2 * m.num_key_value_heads) * m.head_dim);
+  }
+
+  RunConfig& config_;
+  const ConfigOrigin& origin_;
+};
+
+}  // namespace
+
+void CheckConfig(RunConfig config, const ConfigOrigin& origin) { Checker(config, origin).Run(); }
+
+PlacementSpec PlacementOf(const RunConfig& config) {
+  const LayoutConfig& l = config.layout;
+  return {.num_layers = static_cast<int>(config.model.num_hidden_layers),
+          .p_a = l.p_a,
+          .p_f = l.p_f,
+          .m = l.m,
+          .n = l.n,
+          .colocated = l.colocated,
+          .head_on_attention = l.head == "attention"};
+}
+
+Schedule ScheduleOf(const RunConfig& config, int64_t micro_batches, bool backward) {
+  std::string name = config.schedule.name;
+  if (name == "auto") name = config.layout.colocated ? "colocated-1f1b" : "af-pipe";
+  GenerateOptions options;
+  options.num_micro_batches = static_cast<int>(micro_batches);
+  options.slope = config.schedule.slope;
+  options.backward = backward;
+  // An evaluation has its own number of micro-batches: a round that does not divide it is chosen anew.
+  if (config.schedule.round > 0 && micro_batches % config.schedule.round == 0) options.round = config.schedule.round;
+  Schedule schedule = Generate(name, PlacementOf(config), options);
+  ValidateSchedule(schedule);
+  return schedule;
+}
+
+}  // namespace disagmoe

@@ -1,0 +1,280 @@
+#include "spec/config_keys.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <numeric>
+
+namespace disagmoe {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+ConfigKey Number(ConfigKey key, double min, double max, std::string_view help) {
+  key.min = min;
+  key.max = max;
+  key.help = help;
+  return key;
+}
+ConfigKey Above(ConfigKey key, double min, std::string_view help) {
+  key.min_excluded = true;
+  return Number(key, min, kInf, help);
+}
+ConfigKey Fraction(ConfigKey key, std::string_view help) {
+  key.max_excluded = true;
+  return Number(key, 0, 1, help);
+}
+ConfigKey Flag(ConfigKey key, std::string_view help) {
+  key.help = help;
+  return key;
+}
+ConfigKey Choice(ConfigKey key, std::vector<std::string_view> choices, std::string_view help) {
+  key.choices = std::move(choices);
+  key.help = help;
+  return key;
+}
+ConfigKey Text(ConfigKey key, bool may_be_empty, std::string_view help) {
+  key.may_be_empty = may_be_empty;
+  key.help = help;
+  return key;
+}
+
+// Writes a key's name once, as TOML and as member.
+#define KEY(path) \
+  ConfigKey { .name = #path, .value = [](RunConfig& c) -> ConfigValue { return &c.path; }, .choices = {}, .help = {} }
+
+// The upper limits keep products (rows x columns, tokens x steps, stages x micro-batches) far from overflow.
+std::vector<ConfigKey> ModelKeys() {
+  return {
+      Number(KEY(model.vocab_size), 2, 1 << 24, "tokens; 257 for the built-in byte tokenizer"),
+      Number(KEY(model.hidden_size), 1, 1 << 17, "H"),
+      Number(KEY(model.num_hidden_layers), 1, 4096, "L"),
+      Number(KEY(model.num_attention_heads), 1, 4096, "query heads"),
+      Number(KEY(model.num_key_value_heads), 1, 4096, "key/value heads; divides num_attention_heads"),
+      Number(KEY(model.head_dim), 2, 4096, "width of a head; even"),
+      Flag(KEY(model.qk_norm), "RMSNorm over each head's query and key"),
+      Above(KEY(model.rope_theta), 0, "base of the rotary position embedding"),
+      Above(KEY(model.rms_norm_eps), 0, "added to the mean square"),
+      Number(KEY(model.num_experts), 1, 1 << 16, "E, of a layer"),
+      Number(KEY(model.num_experts_per_tok), 1, 1024, "k"),
+      Number(KEY(model.moe_intermediate_size), 1, 1 << 20, "De, hidden size of an expert"),
+      Flag(KEY(model.norm_topk_prob), "renormalise the chosen gates to sum 1"),
+      Number(KEY(model.n_shared_experts), 0, 1024, "experts that every token visits"),
+      Number(KEY(model.first_k_dense_replace), 0, 4096, "leading layers with a dense FFN"),
+      Number(KEY(model.intermediate_size), 1, 1 << 20, "hidden size of dense FFNs"),
+      Number(KEY(model.router_aux_loss_coef), 0, kInf, "weight of the load-balancing loss"),
+      Choice(KEY(model.router_aux_loss), {"none", "sequence", "global"}, "balance per sequence or per micro-batch"),
+      Number(KEY(model.initializer_range), 0, kInf, "standard deviation of the initial weights"),
+  };
+}
+
+std::vector<ConfigKey> LayoutKeys() {
+  return {
+      Number(KEY(layout.p_a), 1, 4096, "attention groups"),
+      Number(KEY(layout.p_f), 1, 4096, "FFN groups"),
+      Number(KEY(layout.m), 1, 4096, "workers in an attention group"),
+      Number(KEY(layout.n), 1, 4096, "workers in an FFN group"),
+      Flag(KEY(layout.colocated), "attention and experts on the same p_a groups of m workers"),
+      Choice(KEY(layout.head), {"ffn", "attention"}, "which group computes output head and loss"),
+      Choice(KEY(schedule.name), {"auto", "af-pipe", "colocated-1f1b"}, "generator of the schedule"),
+      Number(KEY(schedule.round), 0, 1 << 20, "q, micro-batches a round; divides train.micro_batches; 0: chosen"),
+      Number(KEY(schedule.slope), 1, 64, "e, warm-up forwards added per position"),
+  };
+}
+
+std::vector<ConfigKey> TrainKeys() {
+  return {
+      Number(KEY(train.steps), 1, 1e9, "steps to train in all"),
+      Number(KEY(train.seq_length), 1, 1 << 22, "tokens of a sequence"),
+      Number(KEY(train.micro_batch_size), 1, 1 << 20, "sequences of a micro-batch"),
+      Number(KEY(train.micro_batches), 1, 1 << 20, "micro-batches of a step"),
+      Choice(KEY(train.dtype), {"fp32", "bf16"}, "of computation; master weights are fp32"),
+      Above(KEY(train.lr), 0, "peak learning rate"),
+      Number(KEY(train.min_lr), 0, kInf, "learning rate at the end of the cosine"),
+      Number(KEY(train.lr_warmup_steps), 0, 1e9, "linear warm-up"),
+      Number(KEY(train.lr_decay_steps), 0, 1e9, "end of the cosine; 0: train.steps"),
+      Number(KEY(train.weight_decay), 0, kInf, "AdamW, of matrices"),
+      Fraction(KEY(train.adam_beta1), "AdamW, first moment"),
+      Fraction(KEY(train.adam_beta2), "AdamW, second moment"),
+      Above(KEY(train.adam_eps), 0, "AdamW"),
+      Number(KEY(train.clip_grad), 0, kInf, "limit of the global gradient norm; 0: off"),
+      Number(KEY(train.seed), 0, 9223372036854774784.0, "of weights and order of data"),
+      Choice(KEY(train.recompute), {"none", "layer"}, "recompute a layer's activations in backward"),
+      Flag(KEY(train.shard_optimizer), "divide optimizer state of replicated parameters over their holders"),
+      Number(KEY(train.eval_interval), 0, 1e9, "steps between evaluations; 0: at the end only"),
+      Number(KEY(train.eval_micro_batches), 0, 1 << 20, "held-out micro-batches an evaluation; 0: none"),
+      Number(KEY(train.save_interval), 0, 1e9, "steps between checkpoints; 0: at the end only"),
+      Flag(KEY(train.save), "write checkpoints"),
+      Text(KEY(train.resume), true, "checkpoint folder to go on from, or \"latest\" of this out folder"),
+  };
+}
+
+std::vector<ConfigKey> OtherKeys() {
+  return {
+      Text(KEY(data.path), true, "prefix of a .bin/.idx pair, see `disagmoe data --help`"),
+      Text(KEY(data.split), false, "weights of training and held-out data"),
+      Choice(KEY(transport.kind), {"ucx", "inproc"}, "processes, or threads of one process"),
+      Text(KEY(transport.tls), false, "UCX transports"),
+      Text(KEY(transport.net_devices), true, "network interfaces; empty: lo on one host, all on several"),
+      Text(KEY(transport.listen), false, "address of the rendezvous"),
+      Number(KEY(transport.port), 0, 65535, "of the rendezvous; 0: any free"),
+      Flag(KEY(transport.paced), "emulate a NIC of paced_gbps and paced_latency_us"),
+      Above(KEY(transport.paced_gbps), 0, "Gbit/s of each direction"),
+      Number(KEY(transport.paced_latency_us), 0, 1e9, "microseconds"),
+      Number(KEY(transport.timeout_s), 0.001, 1e6, "seconds to wait for a message"),
+      Number(KEY(transport.join_timeout_s), 0.001, 1e6, "seconds to wait for all workers to join"),
+      Choice(KEY(device.type), {"auto", "cpu", "cuda"}, "auto: an accelerator if there is one"),
+      Number(KEY(device.threads), 1, 1024, "CPU threads of a worker"),
+      Number(KEY(trace.first_step), 1, 1e9, "first step that is traced, counted from 1"),
+      Number(KEY(trace.steps), 0, 1e6, "steps traced; 0: no trace"),
+  };
+}
+#undef KEY
+
+int EditDistance(std::string_view a, std::string_view b) {
+  std::vector<int> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), 0);
+  for (size_t i = 1; i <= a.size(); ++i) {
+    int diagonal = row[0];
+    row[0] = static_cast<int>(i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const int change = diagonal + (a[i - 1] != b[j - 1]);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, change});
+    }
+  }
+  return row[b.size()];
+}
+
+bool Near(int distance, std::string_view name) { return distance <= 1 + static_cast<int>(name.size()) / 4; }
+
+std::string Limit(const ConfigKey& key, double limit) {
+  ConfigKey copy = key;
+  RunConfig config;
+  const bool real = std::holds_alternative<double*>(copy.value(config));
+  if (real) {
+    std::string text = TomlNumber(limit);
+    return text.ends_with(".0") ? text.substr(0, text.size() - 2) : text;
+  }
+  return std::to_string(static_cast<int64_t>(limit));
+}
+
+}  // namespace
+
+const std::vector<ConfigKey>& ConfigKeys() {
+  static const std::vector<ConfigKey> keys = [] {
+    std::vector<ConfigKey> all;
+    ConfigKey out{.name = "out", .value = [](RunConfig& c) -> ConfigValue { return &c.out; }, .choices = {}, .help = {}};
+    all.push_back(Text(out, false, "folder of the run's files"));
+    for (auto&& part : {ModelKeys(), LayoutKeys(), TrainKeys(), OtherKeys()}) all.insert(all.end(), part.begin(), part.end());
+    return all;
+  }();
+  return keys;
+}
+
+const ConfigKey* FindConfigKey(std::string_view name) {
+  for (const ConfigKey& key : ConfigKeys())
+    if (key.name == name) return &key;
+  return nullptr;
+}
+
+std::string ExpectedValue(const ConfigKey& key) {
+  RunConfig config;
+  const ConfigValue value = key.value(config);
+  if (std::holds_alternative<bool*>(value)) return "true or false";
+  if (std::holds_alternative<std::string*>(value)) {
+    if (key.choices.empty()) return key.may_be_empty ? "a string" : "a string that is not empty";
+    std::string text;
+    for (size_t i = 0; i < key.choices.size(); ++i) {
+      if (i > 0) text += i + 1 < key.choices.size() ? ", " : " or ";
+      text += TomlString(key.choices[i]);
+    }
+    return text;
+  }
+  std::string text = std::holds_alternative<double*>(value) ? "a number" : "an integer";
+  if (std::isinf(key.max)) return text + (key.min_excluded ? " above " : " of at least ") + Limit(key, key.min);
+  text += " from " + Limit(key, key.min) + " to " + (key.max_excluded ? "below " : "") + Limit(key, key.max);
+  return text;
+}
+
+std::string OutOfRange(const ConfigKey& key, RunConfig& config) {
+  const ConfigValue value = key.value(config);
+  if (std::holds_alternative<bool*>(value)) return "";
+  if (auto* text = std::get_if<std::string*>(&value)) {
+    const bool good = key.choices.empty() ? key.may_be_empty || !(*text)->empty()
+                                          : std::find(key.choices.begin(), key.choices.end(), **text) != key.choices.end();
+    return good ? "" : TomlString(**text);
+  }
+  const double number = std::visit(
+      [](auto* v) -> double {
+        if constexpr (std::is_arithmetic_v<std::remove_pointer_t<decltype(v)>>) return static_cast<double>(*v);
+        return 0;
+      },
+      value);
+  const bool above = key.min_excluded ? number > key.min : number >= key.min;
+  const bool below = key.max_excluded ? number < key.max : number <= key.max;
+  return std::isfinite(number) && above && below ? "" : TomlValue(value);
+}
+
+std::string NearestKey(std::string_view name) {
+  const std::string_view leaf = name.substr(name.rfind('.') + 1);
+  const std::string_view table = name.substr(0, name.size() - leaf.size());
+  int best = std::numeric_limits<int>::max();
+  std::string_view nearest;
+  for (const ConfigKey& key : ConfigKeys()) {
+    // A right leaf in the wrong table counts as one mistake.
+    const std::string_view key_table = key.name.substr(0, key.name.size() - key.leaf().size());
+    const int distance = 2 * EditDistance(leaf, key.leaf()) + std::min(1, EditDistance(table, key_table));
+    if (distance < best) best = distance, nearest = key.name;
+  }
+  return Near(best / 2, leaf) ? std::string(nearest) : "";
+}
+
+std::string NearestTable(std::string_view name) {
+  int best = std::numeric_limits<int>::max();
+  std::string_view nearest;
+  for (const ConfigKey& key : ConfigKeys()) {
+    if (key.table().empty()) continue;
+    const int distance = EditDistance(name, key.table());
+    if (distance < best) best = distance, nearest = key.table();
+  }
+  return Near(best, name) ? std::string(nearest) : "";
+}
+
+std::string TomlNumber(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
+  char buffer[40];
+  const auto end = std::to_chars(buffer, buffer + sizeof buffer, value).ptr;
+  std::string text(buffer, end);
+  return text.find_first_of(".e") == text.npos ? text + ".0" : text;
+}
+
+std::string TomlString(std::string_view text) {
+  std::string out = "\"";
+  for (unsigned char c : text) {
+    if (c == '"' || c == '\\') {
+      out += {'\\', static_cast<char>(c)};
+    } else if (c < 0x20 || c == 0x7f) {
+      constexpr char digits[] = "0123456789ABCDEF";
+      out += {'\\', 'u', '0', '0', digits[c >> 4], digits[c & 15]};
+    } else {
+      out += static_cast<char>(c);
+    }
+  }
+  return out + '"';
+}
+
+std::string TomlValue(const ConfigValue& value) {
+  return std::visit(
+      [](auto* v) -> std::string {
+        using T = std::remove_pointer_t<decltype(v)>;
+        if constexpr (std::is_same_v<T, bool>) return *v ? "true" : "false";
+        else if constexpr (std::is_same_v<T, std::string>) return TomlString(*v);
+        else if constexpr (std::is_same_v<T, double>) return TomlNumber(*v);
+        else return std::to_string(*v);
+      },
+      value);
+}
+
+}  // namespace disagmoe

@@ -1,0 +1,318 @@
+#include "spec/config.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+#include <limits>
+
+#include "base/error.h"
+#include "spec/config_keys.h"
+
+namespace disagmoe {
+namespace {
+
+class ConfigTest : public ::testing::Test {
+ protected:
+  ConfigTest() : path_(::testing::TempDir() + "config_test.toml") {}
+  ~ConfigTest() override { std::remove(path_.c_str()); }
+
+  RunConfig Load(const std::string& text, const std::vector<std::string>& overrides = {}) {
+    std::ofstream(path_) << text;
+    return LoadConfig(path_, overrides);
+  }
+  // The error's line, with the file's folder left out.
+  std::string Fault(const std::string& text, const std::vector<std::string>& overrides = {}) {
+    try {
+      Load(text, overrides);
+    } catch (const Error& error) {
+      std::string line = error.what();
+      for (size_t at; (at = line.find(path_)) != std::string::npos;) line.replace(at, path_.size(), "run.toml");
+      return line;
+    }
+    return "no error";
+  }
+
+  std::string path_;
+};
+
+TEST_F(ConfigTest, EmptyFileGivesDefaults) {
+  const RunConfig config = Load("");
+  EXPECT_EQ(config.train.steps, 100);
+  EXPECT_EQ(config.out, "out");
+  EXPECT_EQ(config.layout.workers(), 2);
+}
+
+TEST_F(ConfigTest, ReadsEveryType) {
+  const RunConfig config = Load(
+      "out = 'runs/a'\n"
+      "train.lr = 1  # an integer where a number is wanted\n"
+      "[model]\nqk_norm = true\nhidden_size = 0x40\n"
+      "[layout]\np_a = 2\n"
+      "[transport]\npaced_gbps = 2.5e1\n");
+  EXPECT_EQ(config.out, "runs/a");
+  EXPECT_EQ(config.train.lr, 1.0);
+  EXPECT_TRUE(config.model.qk_norm);
+  EXPECT_EQ(config.model.hidden_size, 64);
+  EXPECT_EQ(config.layout.p_a, 2);
+  EXPECT_EQ(config.transport.paced_gbps, 25.0);
+}
+
+TEST_F(ConfigTest, OverridesWinAndTheLastWins) {
+  const RunConfig config =
+      Load("[train]\nsteps = 5\n", {"train.steps=6", "train.steps = 7", "out=my run", "train.dtype=bf16",
+                                   "data.path=\"a b\"", "train.save=false", "train.lr=2e-3", "data.split=90,10"});
+  EXPECT_EQ(config.train.steps, 7);
+  EXPECT_EQ(config.out, "my run");
+  EXPECT_EQ(config.train.dtype, "bf16");
+  EXPECT_EQ(config.data.path, "a b");
+  EXPECT_FALSE(config.train.save);
+  EXPECT_EQ(config.train.lr, 2e-3);
+  EXPECT_EQ(config.data.split, "90,10");
+}
+
+TEST_F(ConfigTest, OverrideRepairsTheFile) {
+  // Cross-checks look at the result, not at the file alone.
+  EXPECT_EQ(Load("[model]\nnum_experts = 1\n", {"model.num_experts_per_tok=1"}).model.num_experts, 1);
+}
+
+struct Mistake {
+  const char* file;
+  std::vector<std::string> overrides;
+  const char* line;
+};
+
+void PrintTo(const Mistake& m, std::ostream* out) { *out << m.line; }
+
+class MistakeTest : public ConfigTest, public ::testing::WithParamInterface<Mistake> {};
+
+TEST_P(MistakeTest, GetsItsLine) { EXPECT_EQ(Fault(GetParam().file, GetParam().overrides), GetParam().line); }
+
+const Mistake kOfFiles[] = {
+    {"[train]\nlr = 0.1\nlr = 0.2\n", {}, "not valid TOML (run.toml:3): got Error while parsing key-value pair: cannot "
+                                          "redefine existing floating-point 'lr'"},
+    {"\n[train]\nstpes = 3\n", {}, "unknown key (run.toml:3): got 'train.stpes'. Hint: did you mean 'train.steps'?"},
+    {"steps = 3\n", {}, "unknown key (run.toml:1): got 'steps'. Hint: did you mean 'train.steps'?"},
+    {"[model]\nseq_length = 3\n", {},
+     "unknown key (run.toml:2): got 'model.seq_length'. Hint: did you mean 'train.seq_length'?"},
+    {"[train]\nzzzzzzzzzz = 3\n", {}, "unknown key (run.toml:2): got 'train.zzzzzzzzzz'"},
+    // The parser keeps keys sorted; the first mistake in the file is the one reported.
+    {"[train]\nzz = 1\naa = 1\n[data]\nbb = 1\n", {}, "unknown key (run.toml:2): got 'train.zz'"},
+    {"[trian]\nsteps = 3\n", {}, "unknown table (run.toml:1): got [trian]. Hint: did you mean [train]?"},
+    {"[cluster]\n", {}, "unknown table (run.toml:1): got [cluster]. Hint: tables are [model], [layout], [schedule], "
+                        "[train], [data], [transport], [device], [trace]"},
+    {"[[model]]\nhidden_size = 3\n", {}, "wrong type (run.toml:1, model): got an array, expected a table [model]"},
+    {"train = 3\n", {}, "wrong type (run.toml:1, train): got 3, expected a table [train]"},
+    {"[train.lr]\n", {}, "wrong type (run.toml:1, train.lr): got a table, expected a number above 0"},
+    {"[train]\nsteps = 1.0\n", {},
+     "wrong type (run.toml:2, train.steps): got 1.0, expected an integer from 1 to 1000000000"},
+    {"[train]\nsteps = '9'\n", {},
+     "wrong type (run.toml:2, train.steps): got \"9\", expected an integer from 1 to 1000000000"},
+    {"[train]\nsave = 1\n", {}, "wrong type (run.toml:2, train.save): got 1, expected true or false"},
+    {"out = 1\n", {}, "wrong type (run.toml:1, out): got 1, expected a string that is not empty"},
+    {"[train]\nlr = 1979-05-27\n", {}, "wrong type (run.toml:2, train.lr): got a date or time, expected a number above 0"},
+    {"out = ''\n", {}, "value not allowed (run.toml:1, out): got \"\", expected a string that is not empty"},
+    {"[train]\nlr = nan\n", {}, "value not allowed (run.toml:2, train.lr): got nan, expected a number above 0"},
+    {"[train]\nclip_grad = inf\n", {},
+     "value not allowed (run.toml:2, train.clip_grad): got inf, expected a number of at least 0"},
+    {"[train]\nadam_beta2 = 1.0\n", {},
+     "value not allowed (run.toml:2, train.adam_beta2): got 1.0, expected a number from 0 to below 1"},
+    {"[train]\nseed = -1\n", {},
+     "value not allowed (run.toml:2, train.seed): got -1, expected an integer from 0 to 9223372036854774784"},
+    {"[layout]\np_a = 4294967297\n", {},  // 2^32 + 1 must not become 1
+     "value not allowed (run.toml:2, layout.p_a): got 4294967297, expected an integer from 1 to 4096"},
+    {"[train]\ndtype = 'fp16'\n", {},
+     "value not allowed (run.toml:2, train.dtype): got \"fp16\", expected \"fp32\" or \"bf16\""},
+    {"[model]\nrouter_aux_loss = 'batch'\n", {}, "value not allowed (run.toml:2, model.router_aux_loss): got \"batch\", "
+                                                 "expected \"none\", \"sequence\" or \"global\""},
+    {"[transport]\npaced_gbps = 0\n", {},
+     "value not allowed (run.toml:2, transport.paced_gbps): got 0.0, expected a number above 0"},
+    {"[trace]\nfirst_step = 0\n", {},
+     "value not allowed (run.toml:2, trace.first_step): got 0, expected an integer from 1 to 1000000000"},
+};
+INSTANTIATE_TEST_SUITE_P(Files, MistakeTest, ::testing::ValuesIn(kOfFiles));
+
+const Mistake kOfOverrides[] = {
+    {"", {"train.steps"}, "not an override (command line): got 'train.steps', expected table.key=value. Hint: for "
+                          "example train.steps=20 or out=DIR"},
+    {"", {"train.stes=2"}, "unknown key (command line): got 'train.stes'. Hint: did you mean 'train.steps'?"},
+    {"", {"=2"}, "unknown key (command line): got ''"},
+    {"", {"train.steps=many"},
+     "wrong type (command line, train.steps): got \"many\", expected an integer from 1 to 1000000000"},
+    {"", {"train.steps="}, "wrong type (command line, train.steps): got \"\", expected an integer from 1 to 1000000000"},
+    {"", {"train.steps=1\nout = 'x'"},  // one override, one key
+     "wrong type (command line, train.steps): got \"1\\u000Aout = 'x'\", expected an integer from 1 to 1000000000"},
+    {"", {"train.lr=-1"}, "value not allowed (command line, train.lr): got -1.0, expected a number above 0"},
+    {"", {"layout.head=router"},
+     "value not allowed (command line, layout.head): got \"router\", expected \"ffn\" or \"attention\""},
+    {"[train]\nsteps = 0", {"train.steps=1"},  // a mistake in the file stays one
+     "value not allowed (run.toml:2, train.steps): got 0, expected an integer from 1 to 1000000000"},
+};
+INSTANTIATE_TEST_SUITE_P(Overrides, MistakeTest, ::testing::ValuesIn(kOfOverrides));
+
+const Mistake kContradictions[] = {
+    {"[model]\nhead_dim = 33\n", {}, "contradiction (run.toml:2, model.head_dim): got 33, expected an even number "
+                                     "(rotary embedding turns pairs)"},
+    {"[model]\nnum_attention_heads = 6\nnum_key_value_heads = 4\n", {},
+     "contradiction (run.toml:3, model.num_key_value_heads): got 4, expected a divisor of model.num_attention_heads = 6"},
+    {"[model]\nnum_attention_heads = 5\n", {}, "contradiction (run.toml, default of model.num_key_value_heads): got 2, "
+                                               "expected a divisor of model.num_attention_heads = 5"},
+    {"[model]\nnum_experts = 3\n", {"model.num_experts_per_tok=4"},
+     "contradiction (command line, model.num_experts_per_tok): got 4, expected at most model.num_experts = 3"},
+    {"[model]\nfirst_k_dense_replace = 3\n", {},
+     "contradiction (run.toml:2, model.first_k_dense_replace): got 3, expected at most model.num_hidden_layers = 2"},
+    {"[layout]\np_a = 3\n", {}, "contradiction (run.toml:2, layout.p_a): got 3, expected at most "
+                                "model.num_hidden_layers = 2. Hint: a group without a layer would idle; more workers go "
+                                "into layout.m"},
+    {"[layout]\np_f = 3\n", {}, "contradiction (run.toml:2, layout.p_f): got 3, expected at most "
+                                "model.num_hidden_layers = 2. Hint: a group without a layer would idle; more workers go "
+                                "into layout.n"},
+    {"[layout]\ncolocated = true\np_f = 2\n", {}, "contradiction (run.toml:3, layout.p_f): got 2, expected 1 with "
+                                                  "layout.colocated = true. Hint: layout.p_a counts the groups"},
+    {"[layout]\ncolocated = true\nn = 2\n", {}, "contradiction (run.toml:3, layout.n): got 2, expected 1 with "
+                                                "layout.colocated = true. Hint: layout.m counts the workers of a group"},
+    {"[layout]\ncolocated = true\n[schedule]\nname = 'af-pipe'\n", {},
+     "contradiction (run.toml:4, schedule.name): got \"af-pipe\", expected \"auto\" or \"colocated-1f1b\" with "
+     "layout.colocated = true"},
+    {"[schedule]\nname = 'colocated-1f1b'\n", {},
+     "contradiction (run.toml:2, schedule.name): got \"colocated-1f1b\", expected \"auto\" or \"af-pipe\" with "
+     "layout.colocated = false"},
+    {"[schedule]\nround = 3\n", {}, "contradiction (run.toml:2, schedule.round): got 3, expected a divisor of "
+                                    "train.micro_batches = 4. Hint: 0 chooses one"},
+    {"[train]\nmin_lr = 0.1\n", {},
+     "contradiction (run.toml:2, train.min_lr): got 0.1, expected at most train.lr = 0.001"},
+    {"[train]\nlr_decay_steps = 10\n", {}, "contradiction (run.toml:2, train.lr_decay_steps): got 10, expected more than "
+                                           "train.lr_warmup_steps = 10. Hint: 0 decays until train.steps"},
+    {"[train]\neval_interval = 10\n", {}, "contradiction (run.toml:2, train.eval_interval): got 10, expected 0 without "
+                                          "train.eval_micro_batches. Hint: set train.eval_micro_batches"},
+    {"[train]\nsave = false\nsave_interval = 10\n", {},
+     "contradiction (run.toml:3, train.save_interval): got 10, expected 0 with train.save = false"},
+    {"[data]\nsplit = '949,50,1'\n", {}, "contradiction (run.toml:2, data.split): got \"949,50,1\", expected two weights, "
+                                         "training and held-out, such as \"98,2\""},
+    {"[data]\nsplit = '-1,2'\n", {}, "contradiction (run.toml:2, data.split): got \"-1,2\", expected two weights, "
+                                     "training and held-out, such as \"98,2\""},
+    {"[data]\nsplit = '0,1'\n", {},
+     "contradiction (run.toml:2, data.split): got \"0,1\", expected a share of training data above 0"},
+    {"[data]\nsplit = '1,0'\n", {"train.eval_micro_batches=1"},
+     "contradiction (run.toml:2, data.split): got \"1,0\", expected a held-out share above 0 with "
+     "train.eval_micro_batches = 1"},
+    {"[train]\nseq_length = 4194304\nmicro_batch_size = 512\n", {},
+     "contradiction (run.toml:3, train.micro_batch_size): got 512, expected fewer than 2^31 tokens a micro-batch with "
+     "train.seq_length = 4194304"},
+    {"[train]\nmicro_batches = 1048576\n[model]\nnum_hidden_layers = 4096\n", {},
+     "contradiction (run.toml:2, train.micro_batches): got 1048576, expected a schedule of at most 20000000 stages x "
+     "micro-batches with model.num_hidden_layers = 4096"},
+    {"[layout]\np_f = 2\nn = 4096\n[model]\nnum_hidden_layers = 40\n", {"layout.p_f=40"},
+     "contradiction (run.toml:3, layout.n): got 4096, expected at most 65536 workers in all"},
+    {"[model]\nnum_experts = 65536\nmoe_intermediate_size = 1048576\n", {},
+     "contradiction (run.toml:3, model.moe_intermediate_size): got 1048576, expected a weight of at most 2^40 elements"},
+};
+INSTANTIATE_TEST_SUITE_P(Contradictions, MistakeTest, ::testing::ValuesIn(kContradictions));
+
+TEST_F(ConfigTest, UnreadableFile) {
+  EXPECT_THROW(LoadConfig("/nonexistent/run.toml", {}), Error);
+  EXPECT_THROW(LoadConfig(::testing::TempDir(), {}), Error);
+}
+
+TEST_F(ConfigTest, WarmUpMayBeLongerThanAShortRun) { EXPECT_EQ(Load("", {"train.steps=1"}).train.lr_warmup_steps, 10); }
+
+TEST_F(ConfigTest, CheckNamesThePlace) {
+  RunConfig config;
+  config.model.head_dim = 7;
+  try {
+    CheckConfig(config, "checkpoint step-20");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.parts().where, "checkpoint step-20, model.head_dim");
+  }
+}
+
+// Gives every key a value that is neither its default nor that of another key, where it can.
+void Change(const ConfigKey& key, RunConfig& config, int index) {
+  std::visit(
+      [&](auto* value) {
+        using T = std::remove_pointer_t<decltype(value)>;
+        if constexpr (std::is_same_v<T, bool>) *value = !*value;
+        else if constexpr (std::is_same_v<T, std::string>) *value = key.choices.empty() ? "a\"\\\n\x7f é" : key.choices.back();
+        else if constexpr (std::is_same_v<T, double>) *value = 0.1 + 1.0 / (index + 3);
+        else *value = static_cast<T>(key.max) - index;
+      },
+      key.value(config));
+}
+
+TEST_F(ConfigTest, PrintedFormReadsBackEqual) {
+  // Key by key through the printed text, without cross-checks: every member is printed under its own name.
+  RunConfig changed;
+  for (size_t i = 0; i < ConfigKeys().size(); ++i) Change(ConfigKeys()[i], changed, static_cast<int>(i));
+  const std::string text = PrintConfig(changed);
+  for (size_t i = 0; i < ConfigKeys().size(); ++i) {
+    const ConfigKey& key = ConfigKeys()[i];
+    const std::string line = std::string(key.leaf()) + " = " + TomlValue(key.value(changed)) + "\n";
+    EXPECT_NE(text.find(line), std::string::npos) << key.name;
+  }
+
+  RunConfig config;  // and as a whole
+  config.out = "a\"\\\n\x7f é";
+  config.train.lr = 0.1 + 0.2;                                // 0.30000000000000004
+  config.train.adam_eps = std::numeric_limits<double>::denorm_min();
+  config.model.rope_theta = std::numeric_limits<double>::max();
+  config.train.seed = 9223372036854774784ull;
+  config.transport.paced = true;
+  const RunConfig read = Load(PrintConfig(config));
+  EXPECT_EQ(read.out, config.out);
+  EXPECT_EQ(read.train.lr, config.train.lr);
+  EXPECT_EQ(read.train.adam_eps, config.train.adam_eps);
+  EXPECT_EQ(read.model.rope_theta, config.model.rope_theta);
+  EXPECT_EQ(read.train.seed, config.train.seed);
+  EXPECT_EQ(PrintConfig(read), PrintConfig(config));
+}
+
+TEST_F(ConfigTest, EveryKeyIsLoadedIntoItsOwnMember) {
+  for (size_t i = 0; i < ConfigKeys().size(); ++i) {
+    const ConfigKey& key = ConfigKeys()[i];
+    RunConfig changed;
+    Change(key, changed, 0);
+    const std::string assignment = std::string(key.name) + "=" + TomlValue(key.value(changed));
+    try {
+      EXPECT_EQ(PrintConfig(Load("", {assignment})), PrintConfig(changed)) << key.name;
+    } catch (const Error& error) {
+      // The extreme value may contradict another default; then it was at least read.
+      EXPECT_EQ(error.parts().what, "contradiction") << error.what();
+    }
+  }
+}
+
+TEST_F(ConfigTest, HelpNamesEveryKey) {
+  const std::string help = ConfigHelp();
+  for (const ConfigKey& key : ConfigKeys()) {
+    EXPECT_FALSE(key.help.empty()) << key.name;
+    EXPECT_NE(help.find("\n  " + std::string(key.leaf()) + " = "), std::string::npos) << key.name;
+  }
+}
+
+TEST_F(ConfigTest, Placement) {
+  const PlacementSpec placement = PlacementOf(
+      Load("[model]\nnum_hidden_layers = 5\n[layout]\np_a = 2\np_f = 3\nm = 4\nn = 5\nhead = 'attention'\n"));
+  EXPECT_EQ(placement.num_layers, 5);
+  EXPECT_EQ(placement.p_a, 2);
+  EXPECT_EQ(placement.p_f, 3);
+  EXPECT_EQ(placement.m, 4);
+  EXPECT_EQ(placement.n, 5);
+  EXPECT_TRUE(placement.head_on_attention);
+  EXPECT_FALSE(placement.colocated);
+}
+
+TEST_F(ConfigTest, ScheduleFollowsLayoutAndRound) {
+  const RunConfig pipe = Load("[schedule]\nround = 2\n");
+  const Schedule training = ScheduleOf(pipe, 4, true);
+  EXPECT_EQ(training.name, "af-pipe");
+  EXPECT_EQ(training.num_micro_batches, 4);
+  EXPECT_EQ(training.round, 2);
+  const Schedule evaluation = ScheduleOf(pipe, 3, false);
+  EXPECT_EQ(evaluation.num_micro_batches, 3);
+  EXPECT_FALSE(evaluation.backward);
+  EXPECT_EQ(ScheduleOf(Load("[layout]\ncolocated = true\n"), 4, true).name, "colocated-1f1b");
+}
+
+}  // namespace
+}  // namespace disagmoe
