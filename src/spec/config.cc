@@ -139,8 +139,11 @@ class Loader : public ConfigOrigin {
   static std::string TableList() {
     std::string text = "tables are";
     std::string_view last;
-    for (const ConfigKey& key : ConfigKeys())
-      if (key.table() != last) text += (last.empty() ? " [" : ", [") + std::string(last = key.table()) + "]";
+    for (const ConfigKey& key : ConfigKeys()) {
+      if (key.table() == last) continue;
+      text += (last.empty() ? " [" : ", [") + std::string(key.table()) + "]";
+      last = key.table();
+    }
     return text;
   }
 

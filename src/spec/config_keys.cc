@@ -146,7 +146,10 @@ int EditDistance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
-bool Near(int distance, std::string_view name) { return distance <= 1 + static_cast<int>(name.size()) / 4; }
+bool Near(int distance, std::string_view name) {
+  const int size = static_cast<int>(name.size());
+  return distance < size && distance <= 1 + size / 4;
+}
 
 std::string Limit(const ConfigKey& key, double limit) {
   ConfigKey copy = key;

@@ -1,6 +1,7 @@
 #include "spec/config.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <fstream>
@@ -14,7 +15,7 @@ namespace {
 
 class ConfigTest : public ::testing::Test {
  protected:
-  ConfigTest() : path_(::testing::TempDir() + "config_test.toml") {}
+  ConfigTest() : path_(::testing::TempDir() + "config_test_" + std::to_string(getpid()) + ".toml") {}
   ~ConfigTest() override { std::remove(path_.c_str()); }
 
   RunConfig Load(const std::string& text, const std::vector<std::string>& overrides = {}) {
@@ -89,8 +90,6 @@ class MistakeTest : public ConfigTest, public ::testing::WithParamInterface<Mist
 TEST_P(MistakeTest, GetsItsLine) { EXPECT_EQ(Fault(GetParam().file, GetParam().overrides), GetParam().line); }
 
 const Mistake kOfFiles[] = {
-    {"[train]\nlr = 0.1\nlr = 0.2\n", {}, "not valid TOML (run.toml:3): got Error while parsing key-value pair: cannot "
-                                          "redefine existing floating-point 'lr'"},
     {"\n[train]\nstpes = 3\n", {}, "unknown key (run.toml:3): got 'train.stpes'. Hint: did you mean 'train.steps'?"},
     {"steps = 3\n", {}, "unknown key (run.toml:1): got 'steps'. Hint: did you mean 'train.steps'?"},
     {"[model]\nseq_length = 3\n", {},
@@ -209,6 +208,14 @@ const Mistake kContradictions[] = {
 };
 INSTANTIATE_TEST_SUITE_P(Contradictions, MistakeTest, ::testing::ValuesIn(kContradictions));
 
+TEST_F(ConfigTest, BadTomlNamesTheLine) {
+  for (const char* text : {"\n[train]\nlr = 0.1\nlr = 0.2\n", "\n\n\nlr = \n", "\n\n\n[train\n"}) {
+    // The rest of the line is the parser's own, and differs between its versions.
+    EXPECT_TRUE(Fault(text).starts_with("not valid TOML (run.toml:4): got ")) << Fault(text);
+    EXPECT_EQ(Fault(text).find('\n'), std::string::npos);
+  }
+}
+
 TEST_F(ConfigTest, UnreadableFile) {
   EXPECT_THROW(LoadConfig("/nonexistent/run.toml", {}), Error);
   EXPECT_THROW(LoadConfig(::testing::TempDir(), {}), Error);
@@ -286,7 +293,7 @@ TEST_F(ConfigTest, HelpNamesEveryKey) {
   const std::string help = ConfigHelp();
   for (const ConfigKey& key : ConfigKeys()) {
     EXPECT_FALSE(key.help.empty()) << key.name;
-    EXPECT_NE(help.find("\n  " + std::string(key.leaf()) + " = "), std::string::npos) << key.name;
+    EXPECT_NE(help.find("  " + std::string(key.leaf()) + " = "), std::string::npos) << key.name;
   }
 }
 
