@@ -6,12 +6,16 @@
 // writes the manifest (layout, step, size and SHA-256 of each file), renames the folder from its temporary name, then moves `latest`.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace disagmoe {
+
+class MappedFile;
 
 // A named array in host memory, not owned.
 struct NamedArray {
@@ -23,7 +27,8 @@ struct NamedArray {
 };
 
 // Writes atomically (temporary name, fsync, rename). Throws Error (disk full, no permission), leaving nothing behind.
-// Returns the file's SHA-256 in hex.
+// Returns the file's SHA-256 in hex. The same arrays and metadata, in any order, give the same bytes: arrays lie by
+// element size, largest first, then by name, so each is aligned to its elements.
 std::string WriteSafetensors(const std::string& path, const std::vector<NamedArray>& arrays,
                              const std::map<std::string, std::string>& metadata);
 
@@ -33,16 +38,16 @@ class SafetensorsFile {
   explicit SafetensorsFile(const std::string& path);
   ~SafetensorsFile();
   SafetensorsFile(const SafetensorsFile&) = delete;
+  // In the order of their data. Files of other writers may hold them unaligned.
   const std::vector<NamedArray>& arrays() const { return arrays_; }
   // Throws Error if it is not there.
   const NamedArray& Find(const std::string& name) const;
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
  private:
-  std::string path_;
-  void* map_ = nullptr;
-  size_t size_ = 0;
+  std::unique_ptr<MappedFile> file_;
   std::vector<NamedArray> arrays_;
+  std::map<std::string, size_t> by_name_;
   std::map<std::string, std::string> metadata_;
 };
 
@@ -59,13 +64,16 @@ struct CheckpointManifest {
   std::vector<CheckpointFile> files;
 };
 
-// The folder that ranks write into, before it is published: root/.step-00000020.partial (created; an old one is emptied
-// by rank 0 before the others start).
+// The folder that ranks write into, before it is published: root/.step-00000020.partial (created if it is not there).
 std::string PartialFolder(const std::string& root, int64_t step);
+// Removes what killed runs left in root. Optional, for rank 0 before any rank writes; no checkpoint may be in progress.
+void RemoveLeftovers(const std::string& root);
 std::string RankFileName(int rank);
-// Manifest, folder rename, `latest`. Returns the folder's final path.
+// Checks that the files of the manifest are there, removes all others, then manifest, folder rename, `latest`. An older
+// checkpoint of the same step is replaced. Returns the folder's final path.
 std::string PublishCheckpoint(const std::string& root, const CheckpointManifest& manifest);
-// "latest" in root, or a folder path. Verifies that all files are there with their sizes. Throws Error.
+// "latest" in root, the name of a folder in root, or a folder path. Verifies that all files are there with their sizes
+// (not their hashes: each rank verifies its own). Throws Error.
 std::string ResolveCheckpoint(const std::string& root, const std::string& which);
 CheckpointManifest ReadManifest(const std::string& folder);
 // Hash of a file, to verify one's own before loading.
