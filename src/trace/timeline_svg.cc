@@ -13,13 +13,14 @@ constexpr double kLeft = kMargin + kNames, kRight = kWidth - kMargin;
 // Text on forward, backward and other has a contrast of 4.5 or more in both modes; exposed is also hatched, so that
 // nothing is told by colour alone.
 constexpr const char* kStyle = R"svg(<style>
-text{font:12px system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif;fill:var(--ink)}
-svg{--paper:#ffffff;--ink:#24292f;--soft:#57606a;--line:#d0d7de;--empty:#eef1f4}
-.soft{fill:var(--soft)}.title{font-weight:600;font-size:14px}.paper{fill:var(--paper);stroke:var(--line)}
-.grid{stroke:var(--line)}.back{fill:var(--empty)}.in{font-size:10px;fill:#fff;text-anchor:middle;pointer-events:none}
+text{font:12px system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif;fill:#24292f}
+.title{font-weight:600;font-size:14px}.name{font-weight:600}.small{font-size:10px}.soft{fill:#57606a}
+.paper{fill:#ffffff;stroke:#d0d7de}.grid{stroke:#d0d7de}.back,.bubble{fill:#e6eaef}
+.in{font-size:10px;fill:#ffffff;text-anchor:middle;pointer-events:none}.bar{stroke:#ffffff;stroke-width:.5}
 .forward{fill:#1f6feb}.backward{fill:#b3500b}.other{fill:#656d76}.exposed{fill:url(#hatch)}
-.bubble{fill:var(--empty)}.send{fill:#1a8754}.receive{fill:#8250df}.bar{stroke:var(--paper);stroke-width:.5}
-@media(prefers-color-scheme:dark){svg{--paper:#0d1117;--ink:#e6edf3;--soft:#9198a1;--line:#3d444d;--empty:#262c36}
+.send{fill:#1a8754}.receive{fill:#8250df}
+@media(prefers-color-scheme:dark){text{fill:#e6edf3}.soft{fill:#9198a1}.paper{fill:#0d1117;stroke:#3d444d}
+.grid{stroke:#3d444d}.back,.bubble{fill:#262c36}.in{fill:#ffffff}.bar{stroke:#0d1117}
 .send{fill:#2ea46b}.receive{fill:#a371f7}}
 </style>
 <defs><pattern id="hatch" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
@@ -88,7 +89,7 @@ class Picture {
     double x = kMargin;
     for (int i = 0; i < 7; ++i) {
       svg_ += Rect(x, 36, 12, 12, "rx=\"2\" class=\"" + std::string(kClasses[i]) + "\"/>") + Text(x + 17, 46.5, kLegend[i]);
-      x += 17 + 6.4 * static_cast<double>(std::string(kLegend[i]).size()) + 18;
+      x += 17 + 6.8 * static_cast<double>(std::string(kLegend[i]).size()) + 18;
     }
   }
 
@@ -114,8 +115,8 @@ class Picture {
 
   void DrawRow(const Row& row, double y) {
     const WorkerTimes& t = row.times;
-    svg_ += Text(kMargin, y + 17, row.name, " style=\"font-weight:600\"");
-    svg_ += Text(kMargin, y + 32, Percent(t.compute_ns, t.step_ns) + " busy", " class=\"soft\" style=\"font-size:10px\"");
+    svg_ += Text(kMargin, y + 17, row.name, " class=\"name\"");
+    svg_ += Text(kMargin, y + 32, Percent(t.compute_ns, t.step_ns) + " busy", " class=\"soft small\"");
     svg_ += Rect(kLeft, y, kRight - kLeft, kCompute, "class=\"back\"/>\n");
     for (const Span& span : row.spans) Bar(span, y);
   }
