@@ -38,11 +38,17 @@ struct GroupSchedule {
   std::string name;         // "A0", "F1", or "C0" for a colocated group
   std::vector<int> ranks;   // workers of the group, in order
   std::vector<Op> compute;  // kForward and kBackward only
-  std::vector<Op> comm;     // transfers, sends in the order produced, receives in the order consumed
-  int max_in_flight = 0;    // activations held at once (forwards done whose backward is not), as the generator bounds them
+  // Transfers in the order of `compute`: before each computation its receive, after it its send. Receives may be
+  // posted ahead as far as slots allow; no transfer blocks another.
+  std::vector<Op> comm;
+  // Activations held at once (forwards done whose backward is not): what the order needs. A head in the group of
+  // stage 2L - 1 is one unit with it and not counted. Forward only: 1, activations are dropped at once.
+  int max_in_flight = 0;
 };
 
-// Receive slots of a link: how many messages of one direction a receiver may hold or have posted at once.
+// Receive slots of a link: how many messages of one direction a receiver may hold or have posted at once. A slot is
+// freed when the consuming computation has ended. Messages are matched by key; slots are taken in the order of the
+// receiver's comm list. Every pair of groups with a boundary between them has a link per direction, also (g, g).
 struct Link {
   int src_group = 0;
   int dst_group = 0;
@@ -67,6 +73,9 @@ struct Schedule {
 
 inline bool IsCompute(OpKind k) { return k == OpKind::kForward || k == OpKind::kBackward; }
 
+// One stream of a group: its operations of one kind, in order.
+std::vector<Op> StreamOf(const GroupSchedule& group, OpKind kind);
+
 // Where the groups are: the input of every generator.
 struct PlacementSpec {
   int num_layers = 1;
@@ -87,9 +96,11 @@ struct GenerateOptions {
 };
 
 // Ranks: A-groups first, group by group, then F-groups; A-group g has ranks g*m .. g*m + m-1.
-// Throws Error where a layout or an option cannot be (see schedule.md section 2 and 3).
+// Throws Error where a layout or an option cannot be (see schedule.md section 2 and 3). p_a == p_f: the exact order of
+// that page; else list scheduling over a ring of 2 max(p_a, p_f) positions, of which a group runs several.
 Schedule GenerateAfPipe(const PlacementSpec& placement, const GenerateOptions& options);
-// Interleaved 1F1B over colocated groups; with one group, one micro-batch after the other.
+// Interleaved 1F1B over colocated groups. With one group, one micro-batch after the other (or, with a round given,
+// one round after the other, its micro-batches side by side).
 Schedule GenerateColocated(const PlacementSpec& placement, const GenerateOptions& options);
 // By name: "af-pipe", "colocated-1f1b".
 Schedule Generate(const std::string& name, const PlacementSpec& placement, const GenerateOptions& options);
@@ -98,7 +109,9 @@ Schedule Generate(const std::string& name, const PlacementSpec& placement, const
 std::string PrintSchedule(const Schedule& schedule);
 Schedule ParseSchedule(const std::string& text, const std::string& where);
 std::string PrintOp(const Op& op);
-// A grid: one row a group, one column a unit of time (T_a = T_f = 1, B = 2 F), for people.
+std::string ScheduleJson(const Schedule& schedule);
+// A grid: one row a group, one column a unit of time (T_a = T_f = 1, B = 2 F, head 0), for people. A transfer takes
+// transfer_units and never queues. A schedule that deadlocks is drawn up to where it stops.
 std::string DrawGrid(const Schedule& schedule, double transfer_units = 0, int max_columns = 0);
 
 // Proves: every stage and micro-batch has exactly one forward and (if backward) one backward, in its group; every

@@ -1,0 +1,142 @@
+#include "schedule/grid.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <vector>
+
+#include "base/error.h"
+#include "schedule/ready.h"
+
+namespace disagmoe {
+namespace {
+
+constexpr int64_t kUnit = 1000;  // ticks of a column
+constexpr int64_t kUnknown = -1;
+
+struct Timing {
+  std::vector<int64_t> end;   // by op id of a computation; kUnknown if it never runs
+  std::vector<size_t> next;   // by group: operations that ran
+  int64_t total = 0;
+};
+
+int64_t Duration(const Schedule& s, const Op& op) {
+  if (op.stage == s.num_stages() - 1) return 0;
+  return op.kind == OpKind::kForward ? kUnit : 2 * kUnit;
+}
+
+// When a computation's inputs are there, kUnknown if not yet known. `free` is when its group is free.
+int64_t StartOf(const Schedule& s, const Timing& t, const Op& op, int64_t free, int64_t transfer) {
+  int64_t start = free;
+  if (auto receive = ReceiveFor(s, op)) {
+    const int64_t made = t.end[OpId(s, ProducerOf(*receive))];
+    if (made == kUnknown) return kUnknown;
+    start = std::max(start, made + (SenderOf(s, *receive) == ReceiverOf(s, *receive) ? 0 : transfer));
+  }
+  if (op.kind == OpKind::kBackward) {
+    const int64_t made = t.end[OpId(s, {OpKind::kForward, op.stage, op.micro_batch})];
+    if (made == kUnknown) return kUnknown;
+    start = std::max(start, made);
+  }
+  return start;
+}
+
+Timing TimesOf(const Schedule& s, int64_t transfer) {
+  Timing t;
+  t.end.assign(NumOpIds(s), kUnknown);
+  t.next.resize(s.groups.size());
+  std::vector<int64_t> free(s.groups.size());
+  std::vector<int> todo;
+  for (size_t g = 0; g < s.groups.size(); ++g) todo.push_back(static_cast<int>(g));
+  while (!todo.empty()) {
+    const int g = todo.back();
+    todo.pop_back();
+    const std::vector<Op>& list = s.groups[g].compute;
+    for (; t.next[g] < list.size(); ++t.next[g]) {
+      const Op& op = list[t.next[g]];
+      if (!IsCompute(op.kind) || !InRange(s, op)) throw Error({"cannot draw operation", s.groups[g].name, PrintOp(op), "", ""});
+      const int64_t start = StartOf(s, t, op, free[g], transfer);
+      if (start == kUnknown) break;
+      t.end[OpId(s, op)] = free[g] = start + Duration(s, op);
+      t.total = std::max(t.total, free[g]);
+      if (auto send = SendAfter(s, op)) todo.push_back(ReceiverOf(s, *send));
+    }
+  }
+  return t;
+}
+
+char Letter(const Op& op) {
+  return static_cast<char>((op.kind == OpKind::kForward ? 'a' : 'A') + op.micro_batch % 26);
+}
+
+std::string Ruler(int64_t first, int64_t columns) {
+  std::string ruler(columns, ' ');
+  for (int64_t c = 0; c < columns; ++c) {
+    if ((first + c) % 10 != 0) continue;
+    const std::string number = std::to_string(first + c);
+    if (c + static_cast<int64_t>(number.size()) <= columns) ruler.replace(c, number.size(), number);
+  }
+  return ruler.substr(0, ruler.find_last_not_of(' ') + 1);
+}
+
+std::string Rows(const Schedule& s, const Timing& t, int64_t first, int64_t columns) {
+  size_t width = 4;
+  for (const GroupSchedule& group : s.groups) width = std::max(width, group.name.size());
+  const auto label = [&](const std::string& name) { return name + std::string(width - name.size() + 1, ' '); };
+  std::string out = label("time") + Ruler(first, columns) + "\n";
+  for (size_t g = 0; g < s.groups.size(); ++g) {
+    std::string row(columns, '.');
+    for (size_t k = 0; k < t.next[g]; ++k) {
+      const Op& op = s.groups[g].compute[k];
+      const int64_t end = t.end[OpId(s, op)];
+      // A column shows what runs in its middle.
+      for (int64_t c = (end - Duration(s, op) + kUnit / 2 - 1) / kUnit; c * kUnit + kUnit / 2 < end; ++c) {
+        if (c >= first && c < first + columns) row[c - first] = Letter(op);
+      }
+    }
+    out += label(s.groups[g].name) + row + "\n";
+  }
+  return out;
+}
+
+std::string Waiting(const Schedule& s, const Timing& t) {
+  std::string out;
+  for (size_t g = 0; g < s.groups.size(); ++g) {
+    const std::vector<Op>& list = s.groups[g].compute;
+    if (t.next[g] == list.size()) continue;
+    const Op& op = list[t.next[g]];
+    const auto receive = ReceiveFor(s, op);
+    Op needed{OpKind::kForward, op.stage, op.micro_batch};
+    if (receive && t.end[OpId(s, ProducerOf(*receive))] == kUnknown) needed = ProducerOf(*receive);
+    out += s.groups[g].name + " stops before " + PrintOp(op) + ", which needs " + PrintOp(needed) + " of " +
+           s.groups[GroupOf(s, needed)].name + "\n";
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string DrawGrid(const Schedule& s, double transfer_units, int max_columns) {
+  const Timing t = TimesOf(s, std::llround(transfer_units * kUnit));
+  const int64_t all = (t.total + kUnit - 1) / kUnit;
+  const int64_t columns = max_columns > 0 ? std::min<int64_t>(all, max_columns) : all;
+  char line[160];
+  std::snprintf(line, sizeof line, "%s: %d layers, %d micro-batches, rounds of %d; step %g units\n", s.name.c_str(),
+                s.num_layers, s.num_micro_batches, s.round, static_cast<double>(t.total) / kUnit);
+  std::string out = line;
+  out += "a = forward of micro-batch 0, ";
+  if (s.backward) out += "A = its backward, ";
+  if (s.num_micro_batches > 26) out += "letters repeat after 26, ";
+  out += ". = idle\n" + Rows(s, t, 0, columns);
+  if (columns < all) out += "(" + std::to_string(columns) + " of " + std::to_string(all) + " columns)\n";
+  return out + Waiting(s, t);
+}
+
+std::string DrawStuck(const Schedule& s, int columns) {
+  const Timing t = TimesOf(s, 0);
+  const int64_t all = (t.total + kUnit - 1) / kUnit;
+  const int64_t first = std::max<int64_t>(0, all - columns);
+  return Rows(s, t, first, all - first) + Waiting(s, t);
+}
+
+}  // namespace disagmoe

@@ -1,0 +1,58 @@
+// Shared by the generators: who holds what, the order of one pipeline position, and what follows from compute orders.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "schedule/schedule.h"
+
+namespace disagmoe {
+
+// Groups, ranks, names and stage_group; no operations yet. Throws Error on a layout that cannot be.
+Schedule PlaceStages(const PlacementSpec& placement, const GenerateOptions& options);
+
+// R pipeline positions with v units each, the unit of position r and chunk c being unit c R + r of the chain.
+struct Ring {
+  int positions = 1;      // R
+  int chunks = 1;         // v
+  int micro_batches = 1;  // M
+  int round = 1;          // q, divides M
+  int slope = 2;          // e
+};
+
+// round as given (it must divide M), or the smallest divisor of M that is >= R (1 + transfer_ratio), else M.
+Ring MakeRing(int positions, int units, const GenerateOptions& options);
+
+struct Unit {
+  bool backward = false;
+  int chunk = 0;
+  int micro_batch = 0;
+};
+
+std::vector<Unit> ForwardList(const Ring& ring);
+std::vector<Unit> BackwardList(const Ring& ring);
+// w_r: forwards before the first backward.
+int WarmUp(const Ring& ring, int position);
+// w_r forwards, then forward and backward in turn, then the remaining backwards (schedule.md section 2).
+std::vector<Unit> PositionOrder(const Ring& ring, int position, bool backward);
+// Slots of the link from the last position to the first, which parks the rest of a round.
+int WrapSlots(const Ring& ring);
+// Schedule.md section 3: no order of this ring can deadlock.
+bool ProvablyFree(const Ring& ring);
+[[noreturn]] void ThrowDeadlock(const Ring& ring, const std::string& hint);
+
+// Appends an operation of the chain to its group, a head in the group of stage 2L - 1 with that stage.
+void AppendCompute(Schedule* schedule, bool backward, int stage, int micro_batch);
+bool HeadIsFused(const Schedule& schedule);
+// From the compute orders: transfers, links (slots_of(boundary, backward), the largest of a link counts) and
+// max_in_flight.
+void FinishSchedule(Schedule* schedule, const std::function<int(int, bool)>& slots_of);
+// The largest number of activations held, in the order of `group`.
+int PeakInFlight(const Schedule& schedule, int group);
+
+// The generators without the proof that ValidateSchedule gives; tests use them to make deadlocks.
+Schedule BuildAfPipeRing(const PlacementSpec& placement, const GenerateOptions& options);
+Schedule BuildAfPipeList(const PlacementSpec& placement, const GenerateOptions& options);
+Schedule BuildColocated(const PlacementSpec& placement, const GenerateOptions& options);
+
+}  // namespace disagmoe
