@@ -1,12 +1,32 @@
+// Checks the arguments, then takes the fused CPU loop where it applies and plain ATen calls elsewhere.
 #include "layers/kernels.h"
 
 #include <ATen/ATen.h>
 
 #include <cmath>
+#include <initializer_list>
 
 #include "base/error.h"
+#include "layers/kernels_cpu.h"
 
 namespace disagmoe {
+namespace {
+
+using List = std::initializer_list<const Tensor*>;
+
+// All (those that are defined) on the CPU, contiguous and of the type.
+bool Plain(at::ScalarType type, List tensors) {
+  for (const Tensor* t : tensors) {
+    if (t->defined() && !(t->is_cpu() && t->scalar_type() == type && t->is_contiguous())) return false;
+  }
+  return true;
+}
+
+bool Fusable(at::ScalarType type) { return type == at::kFloat || type == at::kBFloat16; }
+
+bool Shaped(const Tensor& t, at::IntArrayRef sizes) { return t.defined() && t.sizes() == sizes; }
+
+}  // namespace
 
 void RopeTable(int64_t seq, int64_t d, double theta, Tensor& cos, Tensor& sin) {
   DM_CHECK(seq > 0 && d > 0 && d % 2 == 0, "rope table " + std::to_string(seq) + " x " + std::to_string(d));
@@ -25,41 +45,106 @@ void RopeTable(int64_t seq, int64_t d, double theta, Tensor& cos, Tensor& sin) {
 }
 
 void RmsNorm(const Tensor& x, const Tensor& w, double eps, Tensor& y, Tensor& rstd) {
+  DM_CHECK(x.dim() == 2 && Shaped(w, {x.size(1)}) && Shaped(y, x.sizes()) && Shaped(rstd, {x.size(0)}), "shapes");
+  const at::ScalarType type = x.scalar_type();
+  if (Fusable(type) && Plain(type, {&x, &w, &y}) && Plain(at::kFloat, {&rstd})) return cpu::RmsNorm(x, w, eps, y, rstd);
   generic::RmsNorm(x, w, eps, y, rstd);
 }
 
 void RmsNormBackward(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& rstd, Tensor& dx, bool add_dx,
                      Tensor& dw) {
+  DM_CHECK(x.dim() == 2 && Shaped(dy, x.sizes()) && Shaped(w, {x.size(1)}) && Shaped(rstd, {x.size(0)}), "inputs");
+  DM_CHECK(Shaped(dx, x.sizes()) && Shaped(dw, {x.size(1)}), "outputs");
+  const at::ScalarType type = x.scalar_type();
+  if (Fusable(type) && Plain(type, {&dy, &x, &w, &dx}) && Plain(at::kFloat, {&rstd, &dw})) {
+    return cpu::RmsNormBackward(dy, x, w, rstd, dx, add_dx, dw);
+  }
   generic::RmsNormBackward(dy, x, w, rstd, dx, add_dx, dw);
 }
 
-void Rope(Tensor x, const Tensor& cos, const Tensor& sin, bool inverse) { generic::Rope(x, cos, sin, inverse); }
+void Rope(Tensor x, const Tensor& cos, const Tensor& sin, bool inverse) {
+  DM_CHECK(x.dim() == 3 && x.size(2) % 2 == 0 && cos.dim() == 2 && cos.size(1) == x.size(2) / 2, "shapes");
+  DM_CHECK(Shaped(sin, cos.sizes()), "sin unlike cos");
+  if (x.numel() == 0) return;
+  DM_CHECK(cos.size(0) > 0 && x.size(0) % cos.size(0) == 0,
+           std::to_string(x.size(0)) + " rows, sequences of " + std::to_string(cos.size(0)));
+  const bool rows = x.stride(2) == 1 && (x.size(1) == 1 || x.stride(1) == x.size(2));
+  if (x.is_cpu() && Fusable(x.scalar_type()) && rows && Plain(at::kFloat, {&cos, &sin})) {
+    return cpu::Rope(x, cos, sin, inverse);
+  }
+  generic::Rope(x, cos, sin, inverse);
+}
 
-void SwiGlu(const Tensor& gate_up, const Tensor& scale, Tensor& act) { generic::SwiGlu(gate_up, scale, act); }
+void SwiGlu(const Tensor& gate_up, const Tensor& scale, Tensor& act) {
+  DM_CHECK(act.dim() == 2 && Shaped(gate_up, {act.size(0), 2 * act.size(1)}), "shapes");
+  DM_CHECK(!scale.defined() || Shaped(scale, {act.size(0)}), "scale");
+  const at::ScalarType type = act.scalar_type();
+  if (Fusable(type) && Plain(type, {&gate_up, &act}) && Plain(at::kFloat, {&scale})) {
+    return cpu::SwiGlu(gate_up, scale, act);
+  }
+  generic::SwiGlu(gate_up, scale, act);
+}
 
 void SwiGluBackward(const Tensor& d_act, const Tensor& gate_up, const Tensor& scale, Tensor& d_gate_up, Tensor& act,
                     Tensor& d_scale) {
+  DM_CHECK(act.dim() == 2 && Shaped(d_act, act.sizes()) && Shaped(gate_up, {act.size(0), 2 * act.size(1)}), "shapes");
+  DM_CHECK(Shaped(d_gate_up, gate_up.sizes()), "d_gate_up");
+  DM_CHECK(scale.defined() == d_scale.defined(), "scale and d_scale go together");
+  DM_CHECK(!scale.defined() || (Shaped(scale, {act.size(0)}) && Shaped(d_scale, {act.size(0)})), "scale");
+  const at::ScalarType type = act.scalar_type();
+  if (Fusable(type) && Plain(type, {&d_act, &gate_up, &d_gate_up, &act}) && Plain(at::kFloat, {&scale, &d_scale})) {
+    return cpu::SwiGluBackward(d_act, gate_up, scale, d_gate_up, act, d_scale);
+  }
   generic::SwiGluBackward(d_act, gate_up, scale, d_gate_up, act, d_scale);
 }
 
-void SoftmaxTopK(const Tensor& logits, Tensor& probs, Tensor& ids) { generic::SoftmaxTopK(logits, probs, ids); }
+void SoftmaxTopK(const Tensor& logits, Tensor& probs, Tensor& ids) {
+  DM_CHECK(logits.dim() == 2 && Shaped(probs, logits.sizes()), "shapes");
+  DM_CHECK(ids.dim() == 2 && ids.size(0) == logits.size(0) && ids.size(1) <= logits.size(1), "ids");
+  if (Plain(at::kFloat, {&logits, &probs}) && Plain(at::kInt, {&ids})) return cpu::SoftmaxTopK(logits, probs, ids);
+  generic::SoftmaxTopK(logits, probs, ids);
+}
 
 void Gates(const Tensor& probs, const Tensor& ids, bool renormalise, Tensor& gates) {
+  DM_CHECK(probs.dim() == 2 && ids.dim() == 2 && ids.size(0) == probs.size(0) && Shaped(gates, ids.sizes()), "shapes");
+  if (Plain(at::kFloat, {&probs, &gates}) && Plain(at::kInt, {&ids})) return cpu::Gates(probs, ids, renormalise, gates);
   generic::Gates(probs, ids, renormalise, gates);
 }
 
 void RouterBackward(const Tensor& d_gates, const Tensor& d_probs, const Tensor& probs, const Tensor& ids,
                     bool renormalise, Tensor& d_logits) {
+  DM_CHECK(probs.dim() == 2 && ids.dim() == 2 && ids.size(0) == probs.size(0) && Shaped(d_gates, ids.sizes()),
+           "shapes");
+  DM_CHECK(!d_probs.defined() || Shaped(d_probs, probs.sizes()), "d_probs");
+  DM_CHECK(Shaped(d_logits, probs.sizes()), "d_logits");
+  if (Plain(at::kFloat, {&d_gates, &d_probs, &probs, &d_logits}) && Plain(at::kInt, {&ids})) {
+    return cpu::RouterBackward(d_gates, d_probs, probs, ids, renormalise, d_logits);
+  }
   generic::RouterBackward(d_gates, d_probs, probs, ids, renormalise, d_logits);
 }
 
-void GatherRows(const Tensor& src, const Tensor& index, Tensor& out) { generic::GatherRows(src, index, out); }
+void GatherRows(const Tensor& src, const Tensor& index, Tensor& out) {
+  DM_CHECK(src.dim() == 2 && index.dim() == 1 && Shaped(out, {index.size(0), src.size(1)}), "shapes");
+  if (Plain(src.scalar_type(), {&src, &out}) && Plain(at::kInt, {&index})) return cpu::GatherRows(src, index, out);
+  generic::GatherRows(src, index, out);
+}
 
 void SumRows(const Tensor& src, const Tensor& position, const Tensor& offsets, Tensor& out, bool add) {
+  DM_CHECK(src.dim() == 2 && position.dim() == 1 && out.dim() == 2 && out.size(1) == src.size(1), "shapes");
+  DM_CHECK(Shaped(offsets, {out.size(0) + 1}), "offsets");
+  const at::ScalarType type = src.scalar_type();
+  if (Fusable(type) && Plain(type, {&src, &out}) && Plain(at::kInt, {&position, &offsets})) {
+    return cpu::SumRows(src, position, offsets, out, add);
+  }
   generic::SumRows(src, position, offsets, out, add);
 }
 
 double CrossEntropy(Tensor& logits, const Tensor& labels, double scale, bool gradient) {
+  DM_CHECK(logits.dim() == 2 && Shaped(labels, {logits.size(0)}), "shapes");
+  const at::ScalarType type = logits.scalar_type();
+  if (Fusable(type) && Plain(type, {&logits}) && Plain(at::kLong, {&labels})) {
+    return cpu::CrossEntropy(logits, labels, scale, gradient);
+  }
   return generic::CrossEntropy(logits, labels, scale, gradient);
 }
 

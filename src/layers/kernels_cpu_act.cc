@@ -1,0 +1,134 @@
+// SwiGLU and cross entropy on the CPU.
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <limits>
+#include <memory>
+
+#include "layers/kernels_cpu.h"
+#include "layers/lanes.h"
+
+namespace disagmoe::cpu {
+namespace {
+
+template <class T>
+void SwiGluRow(const T* gate, const T* up, int64_t d, float scale, T* act) {
+  ForLanes(d, [&](int64_t i, auto span) {
+    const Lanes g = Load(gate + i, span);
+    Store(act + i, g * Sigmoid(g) * Load(up + i, span) * scale, span);
+  });
+}
+
+// Returns sum d_act * a. Reads each element of gate and up before it writes it: d_gate may be gate.
+template <class T>
+float SwiGluRowBackward(const T* d_act, const T* gate, const T* up, int64_t d, float scale, T* d_gate, T* d_up,
+                        T* act) {
+  return SumLanes(d, [&](int64_t i, auto span) {
+    const Lanes g = Load(gate + i, span);
+    const Lanes u = Load(up + i, span);
+    const Lanes da = Load(d_act + i, span);
+    const Lanes sigmoid = Sigmoid(g);
+    const Lanes silu = g * sigmoid;
+    const Lanes a = silu * u;
+    const Lanes scaled = da * scale;
+    Store(act + i, a * scale, span);
+    Store(d_gate + i, scaled * u * (sigmoid + silu * (1.0f - sigmoid)), span);
+    Store(d_up + i, scaled * silu, span);
+    return da * a;
+  });
+}
+
+template <class T>
+float RowMax(const T* row, int64_t n) {
+  const float lowest = -std::numeric_limits<float>::infinity();
+  Lanes max = Splat(lowest);
+  ForLanes(n, [&](int64_t i, auto span) {
+    if constexpr (std::is_same_v<decltype(span), Full>) {
+      const Lanes v = Load(row + i, span);
+      max = v > max ? v : max;
+    } else {
+      for (int64_t j = 0; j < span.n; ++j) max[j] = std::max(max[j], static_cast<float>(row[i + j]));
+    }
+  });
+  return Max(max);
+}
+
+// The loss of a row; the row becomes scale (softmax - onehot) if gradient.
+template <class T>
+double CrossEntropyRow(T* row, int64_t n, int64_t label, float scale, bool gradient) {
+  const float max = RowMax(row, n);
+  const float picked = static_cast<float>(row[label]);
+  const float sum = SumLanes(n, [&](int64_t i, auto span) {
+    Lanes e = Exp(Load(row + i, span) - max);
+    for (int64_t j = span.n; j < kLanes; ++j) e[j] = 0;
+    return e;
+  });
+  if (gradient) {
+    const float factor = scale / sum;
+    const float at_label = scale * (std::exp(picked - max) / sum - 1.0f);
+    ForLanes(n, [&](int64_t i, auto span) { Store(row + i, Exp(Load(row + i, span) - max) * factor, span); });
+    row[label] = static_cast<T>(at_label);
+  }
+  return std::log(static_cast<double>(sum)) + (static_cast<double>(max) - static_cast<double>(picked));
+}
+
+}  // namespace
+
+void SwiGlu(const Tensor& gate_up, const Tensor& scale, Tensor& act) {
+  const int64_t d = act.size(1);
+  const float* factor = scale.defined() ? scale.const_data_ptr<float>() : nullptr;
+  ForType(gate_up.scalar_type(), [&](auto zero) {
+    using T = decltype(zero);
+    const T* in = gate_up.const_data_ptr<T>();
+    T* out = act.mutable_data_ptr<T>();
+    at::parallel_for(0, act.size(0), Grain(2 * d), [&](int64_t begin, int64_t end) {
+      for (int64_t p = begin; p < end; ++p) {
+        SwiGluRow(in + 2 * p * d, in + (2 * p + 1) * d, d, factor ? factor[p] : 1.0f, out + p * d);
+      }
+    });
+  });
+}
+
+void SwiGluBackward(const Tensor& d_act, const Tensor& gate_up, const Tensor& scale, Tensor& d_gate_up, Tensor& act,
+                    Tensor& d_scale) {
+  const int64_t d = act.size(1);
+  const float* factor = scale.defined() ? scale.const_data_ptr<float>() : nullptr;
+  float* d_factor = scale.defined() ? d_scale.mutable_data_ptr<float>() : nullptr;
+  ForType(gate_up.scalar_type(), [&](auto zero) {
+    using T = decltype(zero);
+    const T* da = d_act.const_data_ptr<T>();
+    const T* in = gate_up.const_data_ptr<T>();
+    T* din = d_gate_up.mutable_data_ptr<T>();
+    T* out = act.mutable_data_ptr<T>();
+    at::parallel_for(0, act.size(0), Grain(3 * d), [&](int64_t begin, int64_t end) {
+      for (int64_t p = begin; p < end; ++p) {
+        const int64_t gate = 2 * p * d;
+        const float dot = SwiGluRowBackward(da + p * d, in + gate, in + gate + d, d, factor ? factor[p] : 1.0f,
+                                            din + gate, din + gate + d, out + p * d);
+        if (d_factor) d_factor[p] = dot;
+      }
+    });
+  });
+}
+
+double CrossEntropy(Tensor& logits, const Tensor& labels, double scale, bool gradient) {
+  const int64_t rows = logits.size(0);
+  const int64_t n = logits.size(1);
+  const int64_t* label = labels.const_data_ptr<int64_t>();
+  const std::unique_ptr<double[]> losses(new double[static_cast<size_t>(rows)]);
+  ForType(logits.scalar_type(), [&](auto zero) {
+    using T = decltype(zero);
+    T* p = logits.mutable_data_ptr<T>();
+    at::parallel_for(0, rows, Grain(n), [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) {
+        DM_CHECK(label[t] >= 0 && label[t] < n, "label " + std::to_string(label[t]) + " of " + std::to_string(n));
+        losses[t] = CrossEntropyRow(p + t * n, n, label[t], static_cast<float>(scale), gradient);
+      }
+    });
+  });
+  double sum = 0;
+  for (int64_t t = 0; t < rows; ++t) sum += losses[t];
+  return sum;
+}
+
+}  // namespace disagmoe::cpu
