@@ -82,10 +82,8 @@ class Writer {
          ",\"dur\":" + Micros(event.end_ns - event.begin_ns) + ",\"args\":{" + args + "}");
   }
 
-  // Sends and receives differ in a leading S or R at most.
   static std::string TransferName(const std::string& name) {
-    const bool marked = name.size() > 1 && (name[0] == 'S' || name[0] == 'R') && (name[1] == 'F' || name[1] == 'B');
-    return marked ? name.substr(1) : name;
+    return name.starts_with('>') || name.starts_with('<') ? name.substr(1) : name;
   }
 
   void Arrows() {

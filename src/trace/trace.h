@@ -42,7 +42,7 @@ struct WorkerName {
 
 // Chrome trace event JSON: a process per worker, a track per stream (more where its events overlap), an arrow (flow)
 // per transfer from the sender's event to the receiver's. The two have the same step and opposite ranks, and the same
-// name but for a leading S or R. Times start at 0.
+// name but for a leading > or <. Times start at 0.
 std::string PerfettoJson(const std::vector<TraceEvent>& events, const std::vector<WorkerName>& workers);
 // Events of one rank as JSON lines, and back: what each worker writes and the launcher merges.
 void WriteEvents(const std::string& path, const std::vector<TraceEvent>& events);

@@ -28,10 +28,10 @@ std::vector<TraceEvent> Step() {
     return TraceEvent{rank, stream, name, kOrigin + begin, kOrigin + end, 4, bytes, peer};
   };
   return {at(0, Stream::kStep, "step", 0, 1000),        at(0, Stream::kForward, "F0.0", 0, 300),
-          at(0, Stream::kSend, "SF0.0", 300, 400, 64, 1), at(0, Stream::kWait, "bubble", 300, 600),
+          at(0, Stream::kSend, ">F0.0", 300, 400, 64, 1), at(0, Stream::kWait, "bubble", 300, 600),
           at(0, Stream::kWait, "exposed", 600, 700),    at(0, Stream::kBackward, "B0.0", 700, 1000),
           at(1, Stream::kStep, "step", 0, 1000),        at(1, Stream::kWait, "bubble", 0, 400),
-          at(1, Stream::kReceive, "RF0.0", 250, 400, 64, 0), at(1, Stream::kForward, "F1.0", 400, 500),
+          at(1, Stream::kReceive, "<F0.0", 250, 400, 64, 0), at(1, Stream::kForward, "F1.0", 400, 500),
           at(1, Stream::kBackward, "B1.0", 500, 900),   at(1, Stream::kStep, "optimizer", 900, 1000)};
 }
 
@@ -67,8 +67,8 @@ TEST(Perfetto, ProcessesTracksAndTimes) {
   // 700 ns after the first event, in microseconds, with three decimals.
   EXPECT_NE(text.find("\"name\":\"B0.0\",\"cat\":\"backward\",\"pid\":1,\"tid\":2001,\"ts\":0.700,\"dur\":0.300"),
             std::string::npos);
-  EXPECT_EQ(Find(trace, "X", "SF0.0")["args"], (json{{"step", 4}, {"bytes", 64}, {"peer", "F0.0"}}));
-  EXPECT_EQ(ThreadName(trace, Find(trace, "X", "RF0.0")), "receive");
+  EXPECT_EQ(Find(trace, "X", ">F0.0")["args"], (json{{"step", 4}, {"bytes", 64}, {"peer", "F0.0"}}));
+  EXPECT_EQ(ThreadName(trace, Find(trace, "X", "<F0.0")), "receive");
 }
 
 TEST(Perfetto, TimesAreExactToTheNanosecond) {
@@ -94,16 +94,16 @@ TEST(Perfetto, ArrowFromSendToReceive) {
 
 TEST(Perfetto, ArrowsNeedTheSameStepNameAndRanks) {
   auto arrows = [](const TraceEvent& receive) {
-    const std::vector<TraceEvent> events = {{0, Stream::kSend, "SF0.0", 0, 5, 1, 8, 1}, receive};
+    const std::vector<TraceEvent> events = {{0, Stream::kSend, ">F0.0", 0, 5, 1, 8, 1}, receive};
     const json trace = json::parse(PerfettoJson(events, kWorkers));
     return !Find(trace, "s", "transfer").is_null() + !Find(trace, "f", "transfer").is_null();
   };
-  EXPECT_EQ(arrows({1, Stream::kReceive, "RF0.0", 3, 9, 1, 8, 0}), 2);
-  EXPECT_EQ(arrows({1, Stream::kReceive, "F0.0", 3, 9, 1, 8, 0}), 2);   // the same name without the letter
-  EXPECT_EQ(arrows({1, Stream::kReceive, "RF0.0", 3, 9, 2, 8, 0}), 0);  // another step
-  EXPECT_EQ(arrows({1, Stream::kReceive, "RB0.0", 3, 9, 1, 8, 0}), 0);  // another message
-  EXPECT_EQ(arrows({1, Stream::kReceive, "RF0.0", 3, 9, 1, 8, 2}), 0);  // another sender
-  EXPECT_EQ(arrows({2, Stream::kReceive, "RF0.0", 3, 9, 1, 8, 0}), 0);  // another receiver
+  EXPECT_EQ(arrows({1, Stream::kReceive, "<F0.0", 3, 9, 1, 8, 0}), 2);
+  EXPECT_EQ(arrows({1, Stream::kReceive, "F0.0", 3, 9, 1, 8, 0}), 2);   // the same name without the mark
+  EXPECT_EQ(arrows({1, Stream::kReceive, "<F0.0", 3, 9, 2, 8, 0}), 0);  // another step
+  EXPECT_EQ(arrows({1, Stream::kReceive, "<B0.0", 3, 9, 1, 8, 0}), 0);  // another message
+  EXPECT_EQ(arrows({1, Stream::kReceive, "<F0.0", 3, 9, 1, 8, 2}), 0);  // another sender
+  EXPECT_EQ(arrows({2, Stream::kReceive, "<F0.0", 3, 9, 1, 8, 0}), 0);  // another receiver
 }
 
 TEST(Perfetto, OverlappingEventsGetLanesAndNestedOnesDoNot) {
