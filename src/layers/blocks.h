@@ -16,16 +16,24 @@ namespace disagmoe {
 
 // ---- attention part: h = x + attention(norm1(x)); the router on norm2(h) ----
 
+// cos and sin of the rotary embedding, [s, d/2] fp32, shared by all layers.
+struct Rotary {
+  Rotary(const ModelConfig& model, int64_t s, at::Device device);
+  Tensor cos, sin;
+};
+
 struct AttentionParams {
-  AttentionParams(const ParamStore& store, const ModelConfig& model, int64_t layer);
+  AttentionParams(const ParamStore& store, const ModelConfig& model, int64_t layer, const Rotary& rotary);
   Param norm1, qkv, q_norm, k_norm, out, norm2, router;  // router undefined in a dense layer
+  Rotary rotary;
+  int64_t s() const { return rotary.cos.size(0); }
 };
 
 struct AttentionSaved {
   Tensor x;                    // [T, H]
   Tensor ids;                  // [T, K] int32: the router's choice, never made again
-  Tensor rstd1, qkv, q, k;     // q, k [T, n, d] only with QK-norm (then qkv holds them before the norm)
-  Tensor q_rstd, k_rstd;
+  Tensor rstd1, qkv;           // qkv [T, (nh + 2 nkv) d]: rotated in place, unless
+  Tensor q, k, q_rstd, k_rstd; // with QK-norm: q, k [T, n d] normed and rotated, qkv as projected
   Tensor o, lse;               // o [T, nh d]
   Tensor h, rstd2, probs;      // h [T, H], probs [T, E]
 };
@@ -36,11 +44,11 @@ struct AttentionOutput {
   Tensor gates;  // [T, K] fp32
 };
 
-AttentionOutput AttentionForward(const ModelConfig& model, const AttentionParams& p, const Tensor& x, int64_t s,
+AttentionOutput AttentionForward(const ModelConfig& model, const AttentionParams& p, const Tensor& x,
                                  AttentionSaved& saved);
 // Drops what AttentionRecompute can rebuild from x and ids.
 void AttentionForget(AttentionSaved& saved);
-void AttentionRecompute(const ModelConfig& model, const AttentionParams& p, int64_t s, AttentionSaved& saved);
+void AttentionRecompute(const ModelConfig& model, const AttentionParams& p, AttentionSaved& saved);
 
 // The auxiliary loss of one layer and micro-batch. loss = coef * E / (K n) * sum_e c_e * mean_t p_te with counts c over
 // n tokens: of each sequence, averaged over sequences ("sequence"), or of the whole micro-batch ("global").
@@ -52,7 +60,7 @@ struct AuxLoss {
 };
 
 // dh [T, H]: gradient of h, becomes that of x (same storage). d_gates [T, K] (undefined in a dense layer).
-void AttentionBackward(const ModelConfig& model, const AttentionParams& p, AttentionSaved& saved, int64_t s, Tensor& dh,
+void AttentionBackward(const ModelConfig& model, const AttentionParams& p, AttentionSaved& saved, Tensor& dh,
                        const Tensor& d_gates, AuxLoss* aux);
 // Counts of the router's choice, [E] fp32 on the host.
 Tensor CountExperts(const Tensor& ids, int64_t num_experts);
@@ -104,11 +112,13 @@ struct HeadParams {
   explicit HeadParams(const ParamStore& store) : norm(store.Get("final_norm")), head(store.Get("head")) {}
   Param norm, head;
 };
-// Sum of the token losses of x [T, H] against labels [T]; with scale != 0 also dx (same storage as x may be given)
-// and weight gradients of scale * loss.
+// Sum of the token losses of x [T, H] against labels [T]; with dx also the gradients of scale * loss
+// by x (written to dx, not x itself) and by the weights.
 double HeadForwardBackward(const ModelConfig& model, const HeadParams& p, const Tensor& x, const Tensor& labels,
                            double scale, Tensor* dx);
 
+// dst[index[i]] += src[i], index [n] int32 without repeats; undefined: all rows.
+void AddRows(Tensor& dst, const Tensor& index, const Tensor& src);
 // grad += a^T b in fp32, whatever the dtype of a [T, m] and b [T, n].
 void AddGrad(Tensor grad, const Tensor& a, const Tensor& b);
 

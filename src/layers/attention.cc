@@ -1,0 +1,213 @@
+// T tokens = B sequences of s, H hidden, nh/nkv query/KV heads of size d, R = (nh + 2 nkv) d, E experts, K a token.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "layers/attention_core.h"
+#include "layers/blocks.h"
+
+namespace disagmoe {
+namespace {
+
+Tensor Empty(std::vector<int64_t> shape, const Tensor& like) { return at::empty(shape, like.options()); }
+Tensor EmptyFp32(std::vector<int64_t> shape, const Tensor& like) {
+  return at::empty(shape, like.options().dtype(at::kFloat));
+}
+
+// y = x W^T.
+Tensor Project(const Tensor& x, const Tensor& w) {
+  Tensor y = Empty({x.size(0), w.size(0)}, x);
+  at::mm_out(y, x, w.t());
+  return y;
+}
+
+struct Qkv {
+  Tensor q, k, v;  // [B, s, n, d]
+};
+
+// Views of queries, keys and values: of the fused rows, or of the normed copies.
+Qkv Split(const ModelConfig& c, int64_t s, const Tensor& qkv, const Tensor& q, const Tensor& k) {
+  const int64_t d = c.head_dim, nh = c.num_attention_heads, nkv = c.num_key_value_heads, B = qkv.size(0) / s;
+  auto part = [&](int64_t first, int64_t n) { return qkv.narrow(1, first * d, n * d).unflatten(1, {n, d}).unflatten(0, {B, s}); };
+  if (!q.defined()) return {part(0, nh), part(nh, nkv), part(nh + nkv, nkv)};
+  return {q.view({B, s, nh, d}), k.view({B, s, nkv, d}), part(nh + nkv, nkv)};
+}
+
+// Norm of each head: x [T, n d] as rows of d.
+Tensor HeadNorm(const Tensor& x, const Tensor& w, double eps, Tensor& rstd) {
+  Tensor rows = x.contiguous().view({-1, w.size(0)});
+  Tensor y = Empty({rows.size(0), w.size(0)}, x);
+  rstd = EmptyFp32({rows.size(0)}, x);
+  RmsNorm(rows, w, eps, y, rstd);
+  return y.view({x.size(0), -1});
+}
+
+void HeadNormBackward(Tensor dy, const Tensor& x, const Param& w, const Tensor& rstd, Tensor out) {
+  const int64_t d = w.value.size(0);
+  Tensor dx = Empty({rstd.size(0), d}, x), dw = w.grad;
+  RmsNormBackward(dy.view({-1, d}), x.contiguous().view({-1, d}), w.value, rstd, dx, false, dw);
+  out.copy_(dx.view({x.size(0), -1}));
+}
+
+// Everything up to h; `saved` holds x.
+void Run(const ModelConfig& c, const AttentionParams& p, AttentionSaved& saved) {
+  const Tensor& x = saved.x;
+  const int64_t T = x.size(0), s = p.s(), d = c.head_dim, nh = c.num_attention_heads, nkv = c.num_key_value_heads;
+  Tensor n1 = Empty({T, x.size(1)}, x);
+  saved.rstd1 = EmptyFp32({T}, x);
+  RmsNorm(x, p.norm1.value, c.rms_norm_eps, n1, saved.rstd1);
+  saved.qkv = Project(n1, p.qkv.value);
+  if (c.qk_norm) {
+    saved.q = HeadNorm(saved.qkv.narrow(1, 0, nh * d), p.q_norm.value, c.rms_norm_eps, saved.q_rstd);
+    saved.k = HeadNorm(saved.qkv.narrow(1, nh * d, nkv * d), p.k_norm.value, c.rms_norm_eps, saved.k_rstd);
+    Rope(saved.q.view({T, nh, d}), p.rotary.cos, p.rotary.sin, false);
+    Rope(saved.k.view({T, nkv, d}), p.rotary.cos, p.rotary.sin, false);
+  } else {  // queries and keys are neighbours: one pass
+    Rope(saved.qkv.narrow(1, 0, (nh + nkv) * d).unflatten(1, {nh + nkv, d}), p.rotary.cos, p.rotary.sin, false);
+  }
+  saved.o = Empty({T, nh * d}, x);
+  const Qkv in = Split(c, s, saved.qkv, saved.q, saved.k);
+  Tensor o = saved.o.view({T / s, s, nh, d});
+  if (T > 0) saved.lse = CausalAttention(in.q, in.k, in.v, o);
+  saved.h = Empty({T, x.size(1)}, x);
+  at::addmm_out(saved.h, x, saved.o, p.out.value.t());
+}
+
+// norm2(h), for the router; rstd2 as saved or made.
+Tensor RouterInput(const ModelConfig& c, const AttentionParams& p, AttentionSaved& saved) {
+  Tensor u = Empty({saved.h.size(0), saved.h.size(1)}, saved.h);
+  saved.rstd2 = EmptyFp32({saved.h.size(0)}, saved.h);
+  RmsNorm(saved.h, p.norm2.value, c.rms_norm_eps, u, saved.rstd2);
+  return u.to(at::kFloat);
+}
+
+}  // namespace
+
+Rotary::Rotary(const ModelConfig& model, int64_t s, at::Device device) {
+  RopeTable(s, model.head_dim, model.rope_theta, cos, sin);
+  cos = cos.to(device);
+  sin = sin.to(device);
+}
+
+AttentionParams::AttentionParams(const ParamStore& store, const ModelConfig& model, int64_t layer, const Rotary& rotary)
+    : rotary(rotary) {
+  const std::string name = "layers." + std::to_string(layer) + ".";
+  norm1 = store.Get(name + "norm1");
+  qkv = store.Get(name + "qkv");
+  if (model.qk_norm) {
+    q_norm = store.Get(name + "q_norm");
+    k_norm = store.Get(name + "k_norm");
+  }
+  out = store.Get(name + "out");
+  norm2 = store.Get(name + "norm2");
+  if (!model.is_dense(layer)) router = store.Get(name + "router");
+}
+
+AttentionOutput AttentionForward(const ModelConfig& c, const AttentionParams& p, const Tensor& x, AttentionSaved& saved) {
+  saved.x = x;
+  Run(c, p, saved);
+  if (!p.router.defined()) return {saved.h, {}, {}};
+  const int64_t T = x.size(0), E = c.num_experts, K = c.num_experts_per_tok;
+  Tensor logits = EmptyFp32({T, E}, x), gates = EmptyFp32({T, K}, x);
+  at::mm_out(logits, RouterInput(c, p, saved), p.router.value.t());
+  saved.probs = EmptyFp32({T, E}, x);
+  saved.ids = at::empty({T, K}, x.options().dtype(at::kInt));
+  SoftmaxTopK(logits, saved.probs, saved.ids);
+  Gates(saved.probs, saved.ids, c.norm_topk_prob, gates);
+  return {saved.h, saved.ids, gates};
+}
+
+void AttentionForget(AttentionSaved& saved) {
+  const Tensor x = saved.x, ids = saved.ids;
+  saved = {};
+  saved.x = x;
+  saved.ids = ids;
+}
+
+void AttentionRecompute(const ModelConfig& c, const AttentionParams& p, AttentionSaved& saved) {
+  Run(c, p, saved);
+  if (!p.router.defined()) return;
+  Tensor logits = EmptyFp32({saved.x.size(0), c.num_experts}, saved.x), again = at::empty_like(saved.ids);
+  at::mm_out(logits, RouterInput(c, p, saved), p.router.value.t());
+  saved.probs = at::empty_like(logits);
+  SoftmaxTopK(logits, saved.probs, again);  // the choice of the forward stays; `again` is dropped
+}
+
+Tensor CountExperts(const Tensor& ids, int64_t num_experts) {
+  Tensor host = ids.cpu(), counts = at::zeros({num_experts}, at::kFloat);
+  const int32_t* id = host.data_ptr<int32_t>();
+  float* count = counts.data_ptr<float>();
+  for (int64_t i = 0; i < host.numel(); ++i) count[id[i]] += 1;
+  return counts;
+}
+
+namespace {
+
+// Gradient of the auxiliary loss by probs [T, E]; its value into aux.
+Tensor AuxBackward(const ModelConfig& c, const AttentionSaved& saved, int64_t s, AuxLoss& aux) {
+  const int64_t T = saved.x.size(0), E = c.num_experts, K = c.num_experts_per_tok;
+  const bool global = aux.counts.defined();
+  const int64_t n = global ? aux.tokens : s, parts = global ? 1 : T / s;
+  Tensor d_probs = EmptyFp32({T, E}, saved.probs);
+  aux.value = 0;
+  for (int64_t b = 0; b < parts; ++b) {
+    const int64_t rows = T / parts;
+    const Tensor counts = global ? aux.counts.to(d_probs.device())
+                                 : CountExperts(saved.ids.narrow(0, b * s, s), E).to(d_probs.device());
+    const Tensor d = counts * (aux.weight * E / (static_cast<double>(K) * n * n));
+    d_probs.narrow(0, b * rows, rows).copy_(d.expand({rows, E}));
+    aux.value += at::dot(saved.probs.narrow(0, b * rows, rows).sum(0), d).item<double>();
+  }
+  return d_probs;
+}
+
+// The way back through the router into dh.
+void RouterPart(const ModelConfig& c, const AttentionParams& p, AttentionSaved& saved, Tensor& dh, const Tensor& d_gates,
+                AuxLoss* aux) {
+  const int64_t T = dh.size(0);
+  Tensor d_probs, d_logits = EmptyFp32({T, c.num_experts}, dh);
+  if (aux != nullptr && aux->weight != 0 && T > 0) d_probs = AuxBackward(c, saved, p.s(), *aux);
+  RouterBackward(d_gates, d_probs, saved.probs, saved.ids, c.norm_topk_prob, d_logits);
+  AddGrad(p.router.grad, d_logits, RouterInput(c, p, saved));
+  const Tensor du = at::mm(d_logits, p.router.value).to(dh.scalar_type());
+  Tensor dw = p.norm2.grad;
+  RmsNormBackward(du, saved.h, p.norm2.value, saved.rstd2, dh, /*add_dx=*/true, dw);
+}
+
+}  // namespace
+
+void AttentionBackward(const ModelConfig& c, const AttentionParams& p, AttentionSaved& saved, Tensor& dh,
+                       const Tensor& d_gates, AuxLoss* aux) {
+  const int64_t T = dh.size(0), s = p.s(), d = c.head_dim, nh = c.num_attention_heads, nkv = c.num_key_value_heads;
+  if (T == 0) return;
+  if (p.router.defined()) RouterPart(c, p, saved, dh, d_gates, aux);
+  AddGrad(p.out.grad, dh, saved.o);
+  Tensor d_o = Empty({T, nh * d}, dh);
+  at::mm_out(d_o, dh, p.out.value);
+  Tensor d_qkv = Empty({T, (nh + 2 * nkv) * d}, dh), dq, dk;
+  if (c.qk_norm) {
+    dq = Empty({T, nh * d}, dh);
+    dk = Empty({T, nkv * d}, dh);
+  }
+  const Qkv in = Split(c, s, saved.qkv, saved.q, saved.k);
+  Qkv din = Split(c, s, d_qkv, dq, dk);
+  CausalAttentionBackward(d_o.view({T / s, s, nh, d}), in.q, in.k, in.v, saved.o.view({T / s, s, nh, d}), saved.lse,
+                          din.q, din.k, din.v);
+  if (c.qk_norm) {
+    Rope(dq.view({T, nh, d}), p.rotary.cos, p.rotary.sin, true);
+    Rope(dk.view({T, nkv, d}), p.rotary.cos, p.rotary.sin, true);
+    HeadNormBackward(dq, saved.qkv.narrow(1, 0, nh * d), p.q_norm, saved.q_rstd, d_qkv.narrow(1, 0, nh * d));
+    HeadNormBackward(dk, saved.qkv.narrow(1, nh * d, nkv * d), p.k_norm, saved.k_rstd, d_qkv.narrow(1, nh * d, nkv * d));
+  } else {
+    Rope(d_qkv.narrow(1, 0, (nh + nkv) * d).unflatten(1, {nh + nkv, d}), p.rotary.cos, p.rotary.sin, true);
+  }
+  Tensor n1 = Empty({T, dh.size(1)}, dh), rstd = saved.rstd1;
+  RmsNorm(saved.x, p.norm1.value, c.rms_norm_eps, n1, rstd);
+  AddGrad(p.qkv.grad, d_qkv, n1);
+  at::mm_out(n1, d_qkv, p.qkv.value);  // now the gradient of norm1's output
+  Tensor dw = p.norm1.grad;
+  RmsNormBackward(n1, saved.x, p.norm1.value, rstd, dh, /*add_dx=*/true, dw);
+}
+
+}  // namespace disagmoe

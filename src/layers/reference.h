@@ -1,0 +1,51 @@
+// The whole model in one process, one micro-batch after the other: the judge of every layout. It knows nothing of
+// schedules, exchanges or transports.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "layers/blocks.h"
+
+namespace disagmoe {
+
+// Weights of the losses in a step, the same in every layout.
+struct LossScale {
+  explicit LossScale(const RunConfig& config);
+  double token = 0;  // 1 / tokens of a step
+  double aux = 0;    // router_aux_loss_coef / (sequences, or micro-batches, of a step); 0 = none
+  bool global_aux = false;
+};
+
+// Where non-finite values were first seen in a forward: the stage that made them; -1 = none.
+// (1 / rms of a row is not a positive number exactly if the row holds NaN or infinity, so this costs nothing.)
+bool AllFinite(const Tensor& rstd);
+
+class Reference {
+ public:
+  Reference(const RunConfig& config, at::Device device);
+
+  struct Losses {
+    double tokens = 0;  // sum of token losses (not scaled)
+    double aux = 0;     // weighted
+    int bad_stage = -1;
+  };
+  // tokens [b, s + 1] int64. backward: adds to the gradients.
+  Losses Run(const Tensor& tokens, bool backward);
+  // Logits of the last position of tokens [1, t], t <= s: for generation.
+  Tensor LastLogits(const Tensor& tokens);
+  ParamStore& store() { return store_; }
+
+ private:
+  ModelConfig model_;
+  LossScale scale_;
+  bool recompute_;
+  ParamStore store_;
+  Rotary rotary_;
+  std::vector<AttentionParams> attention_;
+  std::vector<FfnParams> ffn_;
+  std::unique_ptr<HeadParams> head_;
+};
+
+}  // namespace disagmoe
