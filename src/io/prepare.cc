@@ -65,27 +65,36 @@ class TextReader {
       const void* found = std::memchr(p, '\n', static_cast<size_t>(end - p));
       const char* line_end = found ? static_cast<const char*>(found) : end;
       blank_ = blank_ && std::all_of(p, line_end, [](char c) { return c == ' ' || c == '\t' || c == '\r'; });
-      p = found ? line_end + 1 : end;
+      const char* next = found ? line_end + 1 : end;
+      line_bytes_ += next - p;
+      p = next;
       if (!found) break;
-      if (blank_ && sink_.in_document() + (p - unsent) >= document_bytes_) {
+      // Without the blank line itself: a second one opens no document of its own.
+      if (blank_ && sink_.in_document() + (p - unsent) - line_bytes_ >= document_bytes_) {
         sink_.Append(unsent, static_cast<size_t>(p - unsent));
         sink_.EndDocument();
         unsent = p;
       }
-      blank_ = true;
+      NewLine();
     }
     sink_.Append(unsent, static_cast<size_t>(end - unsent));
   }
 
   void EndFile() {
     sink_.EndDocument();
-    blank_ = true;
+    NewLine();
   }
 
  private:
+  void NewLine() {
+    blank_ = true;
+    line_bytes_ = 0;
+  }
+
   DocumentSink& sink_;
   int64_t document_bytes_;
   bool blank_ = true;  // the line so far
+  int64_t line_bytes_ = 0;
 };
 
 class JsonlReader {

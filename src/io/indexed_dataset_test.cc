@@ -1,0 +1,297 @@
+#include <limits>
+
+#include "base/rng.h"
+#include "io/dataset.h"
+#include "io/test_util.h"
+
+namespace disagmoe {
+namespace {
+
+std::vector<int64_t> Tokens(const IndexedDataset& data, int64_t begin, int64_t count) {
+  std::vector<int64_t> out(static_cast<size_t>(count), -99);
+  data.Read(begin, count, out.data());
+  return out;
+}
+
+std::vector<int64_t> AllTokens(const IndexedDataset& data) { return Tokens(data, 0, data.num_tokens()); }
+
+// An index as the format describes it.
+struct Index {
+  std::string magic = std::string("MMIDIDX\0\0", 9);
+  uint64_t version = 1;
+  uint8_t code = 8;
+  std::vector<int32_t> lengths;
+  std::vector<int64_t> pointers, documents;
+
+  std::string Text() const { return Text(lengths.size(), documents.size()); }
+  std::string Text(uint64_t sequences, uint64_t entries) const {
+    std::string text = magic + Bytes(version) + Bytes(code) + Bytes(sequences) + Bytes(entries);
+    for (int32_t v : lengths) text += Bytes(v);
+    for (int64_t v : pointers) text += Bytes(v);
+    for (int64_t v : documents) text += Bytes(v);
+    return text;
+  }
+};
+
+// Tokens 10, 11, ... as u16 in sequences of 2, 3 and 1.
+Index SmallIndex() {
+  Index index;
+  index.lengths = {2, 3, 1};
+  index.pointers = {0, 4, 10};
+  index.documents = {0, 2, 3};
+  return index;
+}
+std::string SmallBin() {
+  std::string text;
+  for (uint16_t t = 10; t < 16; ++t) text += Bytes(t);
+  return text;
+}
+
+// The Error of opening these two files; "" if they open.
+std::string OpenError(const TemporaryFolder& folder, const std::string& idx, const std::string& bin) {
+  WriteAll(folder / "x.idx", idx);
+  WriteAll(folder / "x.bin", bin);
+  return ErrorOf([&] { IndexedDataset data(folder / "x"); });
+}
+
+// The fixtures are written by testdata/make_megatron_fixture.py.
+TEST(IndexedDataset, ReadsFileOfAnIndependentWriter) {
+  const IndexedDataset data(DISAGMOE_TESTDATA "/three_docs");
+  EXPECT_EQ(data.num_sequences(), 6);
+  EXPECT_EQ(data.num_documents(), 3);
+  EXPECT_EQ(AllTokens(data), (std::vector<int64_t>{70000, 1, 2, 3, 4, 5, 6, 7, 8, 9, 123456789}));
+  EXPECT_EQ(Tokens(data, 2, 5), (std::vector<int64_t>{2, 3, 4, 5, 6}));
+  EXPECT_EQ(Tokens(data, 11, 0), std::vector<int64_t>());
+  std::vector<int64_t> lengths;
+  for (int64_t i = 0; i < 6; ++i) lengths.push_back(data.sequence_length(i));
+  EXPECT_EQ(lengths, (std::vector<int64_t>{3, 1, 2, 1, 0, 4}));
+
+  const InspectReport report = Inspect(DISAGMOE_TESTDATA "/three_docs");
+  EXPECT_EQ(report.dtype, "i32");
+  EXPECT_EQ(report.sequences, 6);
+  EXPECT_EQ(report.documents, 3);
+  EXPECT_EQ(report.tokens, 11);
+  EXPECT_EQ(report.min_token, 1);
+  EXPECT_EQ(report.max_token, 123456789);
+  EXPECT_EQ(report.bin_bytes, 11 * 4);
+  EXPECT_EQ(report.idx_bytes, 34 + 6 * 4 + 6 * 8 + 4 * 8 + 6);
+}
+
+TEST(IndexedDataset, ReadsWideAndNegativeTokens) {
+  const IndexedDataset data(DISAGMOE_TESTDATA "/i64_tokens");
+  EXPECT_EQ(AllTokens(data), (std::vector<int64_t>{-1, 0, int64_t{1} << 31, int64_t{1} << 40}));
+  EXPECT_EQ(data.TokenRange(), (std::pair<int64_t, int64_t>{-1, int64_t{1} << 40}));
+}
+
+template <typename T>
+void ReadsLimits(uint8_t code, const char* name) {
+  TemporaryFolder folder;
+  const T low = std::numeric_limits<T>::min(), high = std::numeric_limits<T>::max();
+  Index index;
+  index.code = code;
+  index.lengths = {3};
+  index.pointers = {0};
+  index.documents = {0, 1};
+  ASSERT_EQ(OpenError(folder, index.Text(), Bytes(low) + Bytes(T{7}) + Bytes(high)), "");
+  const IndexedDataset data(folder / "x");
+  EXPECT_EQ(AllTokens(data), (std::vector<int64_t>{low, 7, high})) << name;
+  EXPECT_EQ(data.MaxToken(), high) << name;
+  EXPECT_STREQ(data.dtype(), name);
+}
+
+TEST(IndexedDataset, ReadsEveryIntegerDtype) {
+  ReadsLimits<uint8_t>(1, "u8");
+  ReadsLimits<int8_t>(2, "i8");
+  ReadsLimits<int16_t>(3, "i16");
+  ReadsLimits<int32_t>(4, "i32");
+  ReadsLimits<int64_t>(5, "i64");
+  ReadsLimits<uint16_t>(8, "u16");
+}
+
+TEST(IndexedDataset, FollowsPointersInAnyOrder) {
+  TemporaryFolder folder;
+  Index index = SmallIndex();
+  index.pointers = {8, 0, 8};  // tokens 14 15, 10 11 12, 14; token 13 in none
+  ASSERT_EQ(OpenError(folder, index.Text(), SmallBin()), "");
+  const IndexedDataset data(folder / "x");
+  EXPECT_EQ(AllTokens(data), (std::vector<int64_t>{14, 15, 10, 11, 12, 14}));
+  EXPECT_EQ(Tokens(data, 1, 2), (std::vector<int64_t>{15, 10}));
+  EXPECT_EQ(Tokens(data, 3, 3), (std::vector<int64_t>{11, 12, 14}));
+  EXPECT_EQ(Tokens(data, 6, 0), std::vector<int64_t>());
+}
+
+TEST(IndexedDataset, RefusesReadsOutside) {
+  const IndexedDataset data(DISAGMOE_TESTDATA "/three_docs");
+  int64_t out[16];
+  EXPECT_THROW(data.Read(10, 2, out), InternalError);
+  EXPECT_THROW(data.Read(-1, 1, out), InternalError);
+  EXPECT_THROW(data.Read(1, std::numeric_limits<int64_t>::max(), out), InternalError);
+  EXPECT_THROW(data.sequence_length(6), InternalError);
+}
+
+TEST(IndexedDataset, OpensAnEmptyOne) {
+  TemporaryFolder folder;
+  Index index;
+  index.documents = {0};
+  ASSERT_EQ(OpenError(folder, index.Text(), ""), "");
+  const IndexedDataset data(folder / "x");
+  EXPECT_EQ(data.num_tokens(), 0);
+  EXPECT_EQ(data.MaxToken(), -1);
+}
+
+TEST(IndexedDataset, SaysWhatIsWrong) {
+  TemporaryFolder folder;
+  const auto line = [&](auto change) {
+    Index index = SmallIndex();
+    change(index);
+    return OpenError(folder, index.Text(), SmallBin());
+  };
+  const auto has = [](const std::string& text, const std::string& part) {
+    EXPECT_NE(text.find(part), std::string::npos) << "'" << text << "' lacks '" << part << "'";
+  };
+  EXPECT_EQ(line([](Index&) {}), "");
+  has(ErrorOf([&] { IndexedDataset data(folder / "absent"); }), "absent.idx): got No such file");
+  has(line([](Index& i) { i.magic[3] = 'x'; }), "not a Megatron index");
+  has(line([](Index& i) { i.version = 2; }), "version of the index");
+  has(line([](Index& i) { i.code = 0; }), "got code 0");
+  has(line([](Index& i) { i.code = 7; }), "got code 7 (f32)");
+  has(line([](Index& i) { i.code = 9; }), "got code 9");
+  has(line([](Index& i) { i.documents = {}; }), "no document entries");
+  has(line([](Index& i) { i.documents = {1, 2, 3}; }), "document entry 0 is wrong");
+  has(line([](Index& i) { i.documents = {0, 3, 2, 3}; }), "document entry 2 is wrong");
+  has(line([](Index& i) { i.documents = {0, -1, 3}; }), "document entry 1 is wrong");
+  has(line([](Index& i) { i.documents = {0, 4, 3}; }), "document entry 1 is wrong");
+  has(line([](Index& i) { i.documents = {0, 1, 2}; }), "document entry 2 is wrong");
+  has(line([](Index& i) { i.documents = {0}; }), "document entry 0 is wrong");
+  has(line([](Index& i) { i.lengths[1] = -3; }), "sequence 1 has a wrong length");
+  has(line([](Index& i) { i.pointers[1] = 5; }), "sequence 1 lies outside the data file or unaligned");
+  has(line([](Index& i) { i.pointers[2] = -2; }), "sequence 2 lies outside");
+  has(line([](Index& i) { i.pointers[2] = 12; }), "sequence 2 lies outside");
+  has(line([](Index& i) { i.pointers[2] = std::numeric_limits<int64_t>::max() - 1; }), "sequence 2 lies outside");
+  has(line([](Index& i) { i.lengths[2] = std::numeric_limits<int32_t>::max(); }), "sequence 2 lies outside");
+  has(OpenError(folder, SmallIndex().Text(), SmallBin() + "xx"), "x.bin): got 14 bytes, expected 12 (6 tokens of 2)");
+  // Counts whose sizes overflow 64 bits to the right size: 12 n = 36 (mod 2^64) and 8 n = 24 (mod 2^64).
+  has(OpenError(folder, SmallIndex().Text((uint64_t{1} << 62) + 3, 3), SmallBin()), "wrong size");
+  has(OpenError(folder, SmallIndex().Text(3, (uint64_t{1} << 61) + 3), SmallBin()), "wrong size");
+}
+
+TEST(IndexedDataset, RefusesEveryTruncation) {
+  TemporaryFolder folder;
+  const std::string idx = SmallIndex().Text(), bin = SmallBin();
+  for (size_t n = 0; n < idx.size(); ++n) EXPECT_NE(OpenError(folder, idx.substr(0, n), bin), "") << n;
+  for (size_t n = 0; n < bin.size(); ++n) EXPECT_NE(OpenError(folder, idx, bin.substr(0, n)), "") << n;
+}
+
+// Whatever the bytes: an Error, or a set that can be read to its end.
+TEST(IndexedDataset, SurvivesMutations) {
+  TemporaryFolder folder;
+  Rng rng(1);
+  const std::string idx = SmallIndex().Text(), bin = SmallBin();
+  int opened = 0;
+  for (int round = 0; round < 3000; ++round) {
+    std::string text = idx;
+    for (uint64_t n = 1 + rng.Below(3); n > 0; --n) {
+      text[rng.Below(text.size())] = static_cast<char>(rng.Below(2) ? rng.Below(256) : rng.Below(2) * 255);
+    }
+    if (OpenError(folder, text, bin) != "") continue;
+    ++opened;
+    const IndexedDataset data(folder / "x");
+    EXPECT_EQ(AllTokens(data).size(), static_cast<size_t>(data.num_tokens()));
+    data.TokenRange();
+  }
+  EXPECT_GT(opened, 0);
+  EXPECT_LT(opened, 1500);
+}
+
+TEST(IndexedWriter, WritesTheFormatByteForByte) {
+  TemporaryFolder folder;
+  {
+    IndexedWriter writer(folder / "new/x", 300);
+    writer.AddDocument({1, 299});
+    writer.AddDocument({});
+    const int32_t piece[] = {255, 256, 0};
+    writer.AddTokens(piece, 2);
+    writer.AddTokens(piece + 2, 1);
+    writer.EndDocument();
+    writer.Finish();
+  }
+  Index expected;
+  expected.code = 8;
+  expected.lengths = {2, 0, 3};
+  expected.pointers = {0, 4, 4};  // in bytes
+  expected.documents = {0, 1, 2, 3};
+  EXPECT_EQ(ReadAll(folder / "new/x.idx"), expected.Text());
+  EXPECT_EQ(ReadAll(folder / "new/x.bin"), std::string("\x01\x00\x2b\x01\xff\x00\x00\x01\x00\x00", 10));
+  EXPECT_EQ(ListFolder(folder / "new"), (std::vector<std::string>{"x.bin", "x.idx"}));
+}
+
+// Megatron's DType.optimal_dtype: below 65500 u16, else i32.
+TEST(IndexedWriter, ChoosesTheDtypeByVocabulary) {
+  TemporaryFolder folder;
+  for (const auto& [vocab, dtype] : {std::pair<int64_t, std::string>{65499, "u16"}, {65500, "i32"}, {151936, "i32"}}) {
+    IndexedWriter writer(folder / "x", vocab);
+    writer.AddDocument({0, static_cast<int32_t>(vocab - 1)});
+    writer.Finish();
+    const InspectReport report = Inspect(folder / "x");
+    EXPECT_EQ(report.dtype, dtype) << vocab;
+    EXPECT_EQ(report.max_token, vocab - 1);
+  }
+}
+
+TEST(IndexedWriter, LargeDataComesBack) {
+  TemporaryFolder folder;
+  Rng rng(2);
+  std::vector<int64_t> all;
+  IndexedWriter writer(folder / "x", 1 << 20);
+  for (int document = 0; document < 500; ++document) {
+    std::vector<int32_t> tokens(rng.Below(3000));
+    for (int32_t& t : tokens) t = static_cast<int32_t>(rng.Below(1 << 20));
+    all.insert(all.end(), tokens.begin(), tokens.end());
+    writer.AddDocument(tokens);
+  }
+  writer.Finish();
+  const IndexedDataset data(folder / "x");
+  EXPECT_EQ(data.num_documents(), 500);
+  EXPECT_EQ(AllTokens(data), all);
+}
+
+TEST(IndexedWriter, FailureKeepsTheOldPairAndNothingElse) {
+  TemporaryFolder folder;
+  {
+    IndexedWriter writer(folder / "x", 10);
+    writer.AddDocument({9});
+    writer.Finish();
+  }
+  {
+    IndexedWriter writer(folder / "x", 10);
+    writer.AddDocument({1, 2, 3});
+    EXPECT_NE(ErrorOf([&] { writer.AddDocument({4, 10}); }).find("got 10, expected 0 to 9"), std::string::npos);
+    EXPECT_NE(ErrorOf([&] { writer.AddDocument({-1}); }).find("got -1"), std::string::npos);
+    EXPECT_NE(ErrorOf([&] { IndexedWriter second(folder / "x", 10); }).find("another process"), std::string::npos);
+  }
+  EXPECT_EQ(AllTokens(IndexedDataset(folder / "x")), std::vector<int64_t>{9});
+  EXPECT_EQ(ListFolder(folder.path()), (std::vector<std::string>{"x.bin", "x.idx"}));
+}
+
+// Set k has k + 1 documents of one token k: parts of two sets cannot pass for one.
+TEST(IndexedWriter, KillLeavesNoMixedPair) {
+  TemporaryFolder folder;
+  Rng rng(3);
+  for (int round = 0; round < 15; ++round) {
+    int k = 0;
+    const auto write = [&] {
+      IndexedWriter writer(folder / "x", 1000);
+      for (int i = 0; i <= k; ++i) writer.AddDocument({k});
+      writer.Finish();
+      k = (k + 1) % 1000;
+    };
+    ASSERT_TRUE(RunAndKill(write, std::chrono::microseconds(1000 + rng.Below(15000))));
+    if (!std::filesystem::exists(folder / "x.idx")) continue;
+    const IndexedDataset data(folder / "x");
+    const std::vector<int64_t> tokens = AllTokens(data);
+    EXPECT_EQ(tokens, std::vector<int64_t>(tokens.size(), static_cast<int64_t>(tokens.size()) - 1));
+  }
+}
+
+}  // namespace
+}  // namespace disagmoe
