@@ -128,6 +128,8 @@ std::string PrintConfig(const RunConfig& config);
 std::string ConfigHelp();
 
 PlacementSpec PlacementOf(const RunConfig& config);
+// By rank: "A0.1" is worker 1 of group A0; F for FFN, C for colocated groups.
+std::vector<std::string> WorkerNames(const RunConfig& config);
 // The training (or, with backward = false, evaluation) schedule that a run executes.
 Schedule ScheduleOf(const RunConfig& config, int64_t micro_batches, bool backward);
 

@@ -1,7 +1,7 @@
 // Checks of one key against another, and what follows from a checked configuration: placement and schedule.
 #include <charconv>
 #include <cmath>
-#include <optional>
+#include <vector>
 
 #include "base/error.h"
 #include "spec/config_keys.h"
@@ -81,25 +81,32 @@ class Checker {
   }
 
   void Split() {
-    const std::string& text = config_.data.split;
-    const std::optional<std::pair<double, double>> weights = ParseSplit(text);
-    Require(weights.has_value(), "data.split", "two weights, training and held-out, such as \"98,2\"");
-    Require(weights->first > 0, "data.split", "a share of training data above 0");
-    Require(weights->second > 0 || config_.train.eval_micro_batches == 0, "data.split",
+    const std::vector<double> weights = ParseSplit(config_.data.split);
+    Require(weights.size() >= 1 && weights.size() <= 3, "data.split",
+            "weights of training and held-out data (a third is left unused), such as \"98,2\"");
+    Require(weights[0] > 0, "data.split", "a share of training data above 0");
+    Require(config_.train.eval_micro_batches == 0 || (weights.size() > 1 && weights[1] > 0), "data.split",
             "a held-out share above 0 with " + Of("train.eval_micro_batches", config_.train.eval_micro_batches));
   }
 
-  static std::optional<std::pair<double, double>> ParseSplit(const std::string& text) {
-    double weights[2];
+  // Empty if it is none.
+  static std::vector<double> ParseSplit(const std::string& text) {
+    std::vector<double> weights;
     const char* at = text.data();
     const char* end = at + text.size();
-    for (int i = 0; i < 2; ++i) {
-      if (i == 1 && (at == end || *at++ != ',')) return std::nullopt;
-      const auto result = std::from_chars(at, end, weights[i]);
-      if (result.ec != std::errc() || !std::isfinite(weights[i]) || weights[i] < 0) return std::nullopt;
+    auto skip_blanks = [&] {
+      while (at < end && (*at == ' ' || *at == '\t')) ++at;
+    };
+    do {
+      double weight = 0;
+      skip_blanks();
+      const auto result = std::from_chars(at, end, weight, std::chars_format::fixed);
+      if (result.ec != std::errc() || !std::isfinite(weight) || weight < 0) return {};
+      weights.push_back(weight);
       at = result.ptr;
-    }
-    return at == end ? std::optional(std::pair(weights[0], weights[1])) : std::nullopt;
+      skip_blanks();
+    } while (at < end && *at++ == ',');
+    return at == end && text.back() != ',' ? weights : std::vector<double>{};
   }
 
   // Single keys are bounded so that these products stay within 64 bits.
@@ -143,6 +150,18 @@ PlacementSpec PlacementOf(const RunConfig& config) {
           .n = l.n,
           .colocated = l.colocated,
           .head_on_attention = l.head == "attention"};
+}
+
+std::vector<std::string> WorkerNames(const RunConfig& config) {
+  const LayoutConfig& l = config.layout;
+  std::vector<std::string> names;
+  auto add = [&](const char* kind, int groups, int workers) {
+    for (int g = 0; g < groups; ++g)
+      for (int w = 0; w < workers; ++w) names.push_back(kind + std::to_string(g) + "." + std::to_string(w));
+  };
+  add(l.colocated ? "C" : "A", l.p_a, l.m);
+  if (!l.colocated) add("F", l.p_f, l.n);
+  return names;
 }
 
 Schedule ScheduleOf(const RunConfig& config, int64_t micro_batches, bool backward) {

@@ -186,10 +186,19 @@ const Mistake kContradictions[] = {
                                           "train.eval_micro_batches. Hint: set train.eval_micro_batches"},
     {"[train]\nsave = false\nsave_interval = 10\n", {},
      "contradiction (run.toml:3, train.save_interval): got 10, expected 0 with train.save = false"},
-    {"[data]\nsplit = '949,50,1'\n", {}, "contradiction (run.toml:2, data.split): got \"949,50,1\", expected two weights, "
-                                         "training and held-out, such as \"98,2\""},
-    {"[data]\nsplit = '-1,2'\n", {}, "contradiction (run.toml:2, data.split): got \"-1,2\", expected two weights, "
-                                     "training and held-out, such as \"98,2\""},
+    {"[data]\nsplit = '1,2,3,4'\n", {}, "contradiction (run.toml:2, data.split): got \"1,2,3,4\", expected weights of "
+                                        "training and held-out data (a third is left unused), such as \"98,2\""},
+    {"[data]\nsplit = '-1,2'\n", {}, "contradiction (run.toml:2, data.split): got \"-1,2\", expected weights of training "
+                                     "and held-out data (a third is left unused), such as \"98,2\""},
+    {"[data]\nsplit = '1,2,'\n", {}, "contradiction (run.toml:2, data.split): got \"1,2,\", expected weights of training "
+                                     "and held-out data (a third is left unused), such as \"98,2\""},
+    {"[data]\nsplit = '1;2'\n", {}, "contradiction (run.toml:2, data.split): got \"1;2\", expected weights of training "
+                                    "and held-out data (a third is left unused), such as \"98,2\""},
+    {"[data]\nsplit = 'nan,1'\n", {}, "contradiction (run.toml:2, data.split): got \"nan,1\", expected weights of training "
+                                      "and held-out data (a third is left unused), such as \"98,2\""},
+    {"[data]\nsplit = '100'\n", {"train.eval_micro_batches=1"},
+     "contradiction (run.toml:2, data.split): got \"100\", expected a held-out share above 0 with "
+     "train.eval_micro_batches = 1"},
     {"[data]\nsplit = '0,1'\n", {},
      "contradiction (run.toml:2, data.split): got \"0,1\", expected a share of training data above 0"},
     {"[data]\nsplit = '1,0'\n", {"train.eval_micro_batches=1"},
@@ -207,6 +216,11 @@ const Mistake kContradictions[] = {
      "contradiction (run.toml:3, model.moe_intermediate_size): got 1048576, expected a weight of at most 2^40 elements"},
 };
 INSTANTIATE_TEST_SUITE_P(Contradictions, MistakeTest, ::testing::ValuesIn(kContradictions));
+
+TEST_F(ConfigTest, SplitsOfMegatronAndOfOnePart) {
+  for (const char* split : {"949,50,1", "0.98, 0.02", "100", "90,10"})
+    EXPECT_EQ(Load("", {std::string("data.split=") + split}).data.split, split);
+}
 
 TEST_F(ConfigTest, BadTomlNamesTheLine) {
   for (const char* text : {"\n[train]\nlr = 0.1\nlr = 0.2\n", "\n\n\nlr = \n", "\n\n\n[train\n"}) {
@@ -307,6 +321,20 @@ TEST_F(ConfigTest, Placement) {
   EXPECT_EQ(placement.n, 5);
   EXPECT_TRUE(placement.head_on_attention);
   EXPECT_FALSE(placement.colocated);
+}
+
+TEST_F(ConfigTest, WorkerNamesFollowTheSchedule) {
+  using Names = std::vector<std::string>;
+  const RunConfig pools = Load("[layout]\np_a = 2\nm = 2\nn = 3\n");
+  EXPECT_EQ(WorkerNames(pools), (Names{"A0.0", "A0.1", "A1.0", "A1.1", "F0.0", "F0.1", "F0.2"}));
+  const RunConfig colocated = Load("[layout]\ncolocated = true\np_a = 2\n");
+  EXPECT_EQ(WorkerNames(colocated), (Names{"C0.0", "C1.0"}));
+  for (const RunConfig& config : {pools, colocated}) {
+    const Names names = WorkerNames(config);
+    for (const GroupSchedule& group : ScheduleOf(config, 4, true).groups)
+      for (size_t i = 0; i < group.ranks.size(); ++i)
+        EXPECT_EQ(names.at(static_cast<size_t>(group.ranks[i])), group.name + "." + std::to_string(i));
+  }
 }
 
 TEST_F(ConfigTest, ScheduleFollowsLayoutAndRound) {

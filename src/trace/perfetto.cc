@@ -136,7 +136,8 @@ class Writer {
     for (const auto& [place, stream] : tracks_) {
       const auto [rank, thread] = place;
       const int lane = thread % kLanes;
-      const std::string name = kTracks[static_cast<int>(stream)] + (lane == 0 ? "" : " " + std::to_string(lane + 1));
+      std::string name = kTracks[static_cast<int>(stream)];
+      if (lane > 0) name.append(" ").append(std::to_string(lane + 1));
       Metadata("thread_name", rank, thread, "\"name\":" + Quote(name));
       Metadata("thread_sort_index", rank, thread, "\"sort_index\":" + std::to_string(thread));
     }

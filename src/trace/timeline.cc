@@ -83,7 +83,7 @@ Timeline TimelineOf(const std::vector<TraceEvent>& events, const std::vector<Wor
   for (const WorkerName& worker : workers) {
     Row row{.name = worker.name, .spans = {}, .times = TimesOf(events, worker.rank, step)};
     for (const TraceEvent& event : events) {
-      Activity activity;
+      Activity activity = Activity::kOther;
       if (event.rank == worker.rank && event.step == step && ActivityOf(event, &activity)) {
         row.spans.push_back({activity, &event});
       }
