@@ -46,6 +46,7 @@ struct ControlTimes {
   int64_t silence_ns = 5'000'000'000;           // no heartbeat for so long: the rank stopped answering
   int64_t grace_ns = 300'000'000;               // after a first failure, wait so long for its cause (a death) before aborting
   int64_t gather_timeout_ns = 300'000'000'000;  // from the first to the last rank's blob of one AllGather
+  int64_t proof_timeout_ns = 3'000'000'000;     // a connection that has not proved the secret by then is dropped
 };
 
 class ControlServer {

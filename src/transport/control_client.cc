@@ -81,6 +81,7 @@ struct ControlClient::Impl {
   void Loop();
   void Send(int64_t now);
   void Receive(bool open);
+  void TakeFrames();
   void OnFrame(const Frame& frame);
   void OnEcho(const std::string& body);
   void OnPart(const std::string& body);
@@ -189,6 +190,7 @@ void ControlClient::Impl::Run() {
 
 void ControlClient::Impl::Loop() {
   heard_ns = next_heartbeat_ns = NowNs();
+  TakeFrames();  // what came in together with the welcome
   for (;;) {
     int64_t now = NowNs();
     Send(now);
@@ -230,21 +232,24 @@ void ControlClient::Impl::Send(int64_t now) {
 
 void ControlClient::Impl::Receive(bool open) {
   bool more = channel->Fill();
+  TakeFrames();
+  if (open && more) return;
+  {
+    std::lock_guard lock(mutex);
+    if (left || stop || aborted || !refusal.empty()) return;
+  }
+  Abort("the control server at " + server + " is gone (" + channel->reason() + ")", FailureKind::kDeath);
+}
+
+void ControlClient::Impl::TakeFrames() {
   Frame frame;
   for (;;) {
     int got = channel->Next(&frame, kMaxBlob + 8);
     if (got < 0) Abort("the control server at " + server + " sent a malformed message", FailureKind::kInternal);
-    if (got <= 0) break;
+    if (got <= 0) return;
     heard_ns = NowNs();
     OnFrame(frame);
   }
-  if (!open || !more) {
-    std::lock_guard lock(mutex);
-    if (left || stop || aborted || !refusal.empty()) return;
-  } else {
-    return;
-  }
-  Abort("the control server at " + server + " is gone (" + channel->reason() + ")", FailureKind::kDeath);
 }
 
 void ControlClient::Impl::OnFrame(const Frame& frame) {

@@ -23,7 +23,6 @@ namespace {
 using namespace control;
 
 constexpr int64_t kMs = 1'000'000;
-constexpr int64_t kProofTime = 3'000 * kMs;   // an unproven connection is dropped after it
 constexpr int64_t kLingerTime = 1'000 * kMs;  // Stop() delivers a failure for so long
 constexpr size_t kMaxStrangers = 256;         // unproven connections at a time, besides one per rank
 
@@ -135,7 +134,7 @@ void ControlServer::Impl::Turn(int64_t now) {
     Broadcast(MakeFrame(MessageType::kStart, ""));
   }
   for (Connection& c : connections) {
-    if (c.rank < 0 && now - c.since_ns > kProofTime) {
+    if (c.rank < 0 && now - c.since_ns > times.proof_timeout_ns) {
       if (!c.refused) state.DroppedStranger(c.peer.host);
       c.closed = true;
     }
@@ -147,7 +146,7 @@ void ControlServer::Impl::Turn(int64_t now) {
 int64_t ControlServer::Impl::NextDeadline(int64_t now) const {
   int64_t next = std::min(state.NextDeadline(), now + 60'000 * kMs);
   for (const Connection& c : connections) {
-    if (c.rank < 0) next = std::min(next, c.since_ns + kProofTime + kMs);
+    if (c.rank < 0) next = std::min(next, c.since_ns + times.proof_timeout_ns + kMs);
   }
   return accept_again_ns > now ? std::min(next, accept_again_ns) : next;
 }
@@ -190,6 +189,7 @@ void ControlServer::Impl::Accept() {
         break;
       }
     }
+    SetNoDelay(fd);
     connections.emplace_back(fd);
   }
 }

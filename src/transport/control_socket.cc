@@ -77,8 +77,7 @@ int TryConnect(const addrinfo& address, int64_t timeout_ns) {
     }
   }
   if (error == 0) {
-    int on = 1;
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    SetNoDelay(fd);
     return fd;
   }
   close(fd);
@@ -97,6 +96,11 @@ bool IsSelf(int fd) {
 }
 
 }  // namespace
+
+void SetNoDelay(int fd) {
+  int on = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
 
 std::string HostPort(const std::string& host, int port) {
   bool v6 = host.find(':') != std::string::npos;

@@ -16,6 +16,7 @@ std::string HostPort(const std::string& host, int port);  // "host:port", "[::1]
 int Listen(const std::string& host, int port, int span, int* bound_port);
 // A connected non-blocking socket, or -1 and why.
 int Connect(const std::string& host, int port, int64_t timeout_ns, std::string* why);
+void SetNoDelay(int fd);
 // Wakes a poll() in another thread.
 class Wakeup {
  public:
