@@ -1,10 +1,11 @@
 // AF-Pipe with p_a != p_f, by list scheduling. The ring has 2 max(p_a, p_f) columns, as if the smaller pool had as many
-// groups as the larger; a group runs every column whose stages it holds. Each column keeps the order of AF-Pipe
-// (forwards in order, backwards in order, at most w_r + 1 activations), which is free of deadlock wherever the ring
-// is; a group takes, whenever it is idle, the oldest ready backward of its columns, else the oldest ready forward.
-// The clock is a model: pools are balanced, so a group of the smaller pool computes faster. What comes out is the
-// order of an actual execution, so it cannot deadlock whatever the real times are.
+// groups as the larger; a group runs every column whose stages it holds. A group that is idle takes the oldest ready
+// backward, else the oldest ready forward. A forward must be among the first w_r + 1 of its column's list that follow
+// the backwards done: so each column keeps AF-Pipe's bound on activations, and a forward is never kept waiting by a
+// younger one. The clock is a model: pools are balanced, so a group of the smaller pool computes faster. What comes
+// out is the order of an actual execution, so it cannot deadlock whatever the real times are.
 #include <algorithm>
+#include <map>
 #include <queue>
 #include <set>
 #include <tuple>
@@ -15,18 +16,17 @@
 namespace disagmoe {
 namespace {
 
-struct Column {
-  std::vector<Unit> forward;
-  std::vector<Unit> backward;
-  size_t next_forward = 0;
-  size_t next_backward = 0;
-  int in_flight = 0;
-  int limit = 0;
+using MinHeap = std::priority_queue<int64_t, std::vector<int64_t>, std::greater<int64_t>>;
+
+// The units of one column that one group holds and whose inputs are there, by place in the column's list.
+struct Ready {
+  int column = 0;
+  MinHeap units[2];  // [backward]
 };
 
 struct Event {
   int64_t time;
-  int64_t seq;  // breaks ties
+  int64_t seq;   // breaks ties
   bool arrival;  // the input of a unit is there; else its computation is done
   bool backward;
   int stage;
@@ -41,26 +41,29 @@ class ListScheduler {
   int slots_of(int boundary, bool backward) const;
 
  private:
-  void Start(int group);
   bool TryStart(int group, bool backward);
+  bool MayStart(int column, int64_t place) const;
   void Handle(const Event& event);
   void Push(int64_t delay, bool arrival, bool backward, int stage, int micro_batch);
-  void Touch(int column);
+  void MakeReady(bool backward, int stage, int micro_batch);
   void Parked(bool backward, int stage, int change);
-  int StageOf(int column, const Unit& unit) const { return unit.chunk * ring_.positions + column; }
-  size_t Cell(int stage, int micro_batch) const { return size_t(stage) * ring_.micro_batches + micro_batch; }
+  int64_t PlaceInList(bool backward, int stage, int micro_batch) const;
+  Unit AtPlace(bool backward, int64_t place) const;
+  int Column(int stage) const { return stage % ring_.positions; }
 
   Schedule* s_;
   Ring ring_;
   int stages_;
   int64_t time_of_[2];  // of a forward, on an A-group and an F-group
   int64_t transfer_;
-  std::vector<Column> columns_;
-  std::vector<std::vector<int>> columns_of_;  // of a group
-  std::vector<char> ready_[2];                // [backward][stage, micro-batch]: the input is there
-  std::vector<char> busy_;                    // of a group
-  std::set<int> touched_;                     // groups to look at again
-  std::vector<int> parked_[2];                // [backward][group]: arrived, not consumed; a link is known by its receiver
+  std::vector<int64_t> limit_;                 // by column: forwards of its list that may be started
+  std::vector<std::vector<Ready>> ready_;      // by group
+  std::vector<int> ready_index_;               // by stage: index in ready_[group]
+  std::vector<std::vector<int>> groups_of_;    // by column
+  std::vector<char> busy_;                     // by group
+  std::set<int> touched_;                      // groups to look at again
+  std::vector<int> link_of_;                   // by boundary: the first boundary of the same link
+  std::vector<int> parked_[2];                 // [backward][link]: messages arrived and not yet consumed
   std::vector<int> peak_[2];
   std::priority_queue<Event, std::vector<Event>, std::greater<Event>> events_;
   int64_t now_ = 0;
@@ -73,100 +76,94 @@ constexpr int64_t kTick = 1024;
 ListScheduler::ListScheduler(Schedule* s, const Ring& ring, int stages, int p_a, int p_f, double transfer_ratio)
     : s_(s), ring_(ring), stages_(stages), time_of_{p_a * kTick, p_f * kTick} {
   transfer_ = static_cast<int64_t>(transfer_ratio * static_cast<double>(std::max(time_of_[0], time_of_[1])));
-  columns_.resize(ring.positions);
-  columns_of_.resize(s->groups.size());
+  ready_.resize(s->groups.size());
   busy_.resize(s->groups.size());
+  ready_index_.resize(stages);
+  groups_of_.resize(ring.positions);
   for (int r = 0; r < ring.positions; ++r) {
-    Column& column = columns_[r];
-    column.limit = s->backward ? WarmUp(ring, r) + 1 : ring.micro_batches * ring.chunks;
-    column.forward = ForwardList(ring);
-    if (s->backward) column.backward = BackwardList(ring);
-    const auto missing = [&](const Unit& unit) { return StageOf(r, unit) >= stages_; };
-    std::erase_if(column.forward, missing);
-    std::erase_if(column.backward, missing);
-    left_ += static_cast<int64_t>(column.forward.size() + column.backward.size());
-    for (int stage = r; stage < stages_; stage += ring.positions) {
-      std::vector<int>& columns = columns_of_[s->stage_group[stage]];
-      if (columns.empty() || columns.back() != r) columns.push_back(r);
+    limit_.push_back(s->backward ? WarmUp(ring, r) + 1 : int64_t{ring.micro_batches} * ring.chunks);
+    for (int stage = r; stage < stages; stage += ring.positions) {
+      std::vector<Ready>& ready = ready_[s->stage_group[stage]];
+      if (ready.empty() || ready.back().column != r) {
+        ready.emplace_back().column = r;
+        groups_of_[r].push_back(s->stage_group[stage]);
+      }
+      ready_index_[stage] = static_cast<int>(ready.size()) - 1;
     }
   }
-  for (int d : {0, 1}) {
-    ready_[d].resize(size_t(stages_) * ring.micro_batches);
-    parked_[d].resize(s->num_stages());
-    peak_[d].resize(s->num_stages());
+  std::map<std::pair<int, int>, int> first;
+  for (int i = 0; i + 1 < stages; ++i) {
+    link_of_.push_back(first.try_emplace({s->stage_group[i], s->stage_group[i + 1]}, i).first->second);
   }
-  for (int b = 0; b < ring.micro_batches; ++b) ready_[0][Cell(0, b)] = 1;
-  for (size_t g = 0; g < s->groups.size(); ++g) touched_.insert(static_cast<int>(g));
+  for (int d : {0, 1}) {
+    parked_[d].resize(stages);
+    peak_[d].resize(stages);
+  }
+  left_ = int64_t{stages} * ring.micro_batches * (s->backward ? 2 : 1);
+  for (int b = 0; b < ring.micro_batches; ++b) MakeReady(false, 0, b);
+}
+
+// Places in the lists of schedule.md section 2: by round, then chunk, then micro-batch.
+int64_t ListScheduler::PlaceInList(bool backward, int stage, int micro_batch) const {
+  const int chunk = stage / ring_.positions;
+  const int64_t row = int64_t{micro_batch / ring_.round} * ring_.chunks + (backward ? ring_.chunks - 1 - chunk : chunk);
+  return row * ring_.round + micro_batch % ring_.round;
+}
+
+Unit ListScheduler::AtPlace(bool backward, int64_t place) const {
+  const int64_t row = place / ring_.round;
+  const int chunk = static_cast<int>(row % ring_.chunks);
+  const int micro_batch = static_cast<int>(row / ring_.chunks * ring_.round + place % ring_.round);
+  return {backward, backward ? ring_.chunks - 1 - chunk : chunk, micro_batch};
 }
 
 void ListScheduler::Push(int64_t delay, bool arrival, bool backward, int stage, int micro_batch) {
   events_.push({now_ + delay, seq_++, arrival, backward, stage, micro_batch});
 }
 
-// The next units of a column may have become possible.
-void ListScheduler::Touch(int r) {
-  const Column& column = columns_[r];
-  if (column.next_forward < column.forward.size()) {
-    touched_.insert(s_->stage_group[StageOf(r, column.forward[column.next_forward])]);
-  }
-  if (column.next_backward < column.backward.size()) {
-    touched_.insert(s_->stage_group[StageOf(r, column.backward[column.next_backward])]);
-  }
+void ListScheduler::MakeReady(bool backward, int stage, int micro_batch) {
+  const int group = s_->stage_group[stage];
+  ready_[group][ready_index_[stage]].units[backward].push(PlaceInList(backward, stage, micro_batch));
+  touched_.insert(group);
 }
 
-// Starts the oldest ready unit of the kind: earliest round, then the chunk the pass comes to first, then micro-batch.
+// A column without a stage in the last chunk has a shorter list.
+bool ListScheduler::MayStart(int column, int64_t place) const {
+  const Unit unit = AtPlace(false, place);
+  const int chunks = (stages_ - column + ring_.positions - 1) / ring_.positions;
+  const int64_t row = int64_t{unit.micro_batch / ring_.round} * chunks + unit.chunk;
+  return row * ring_.round + unit.micro_batch % ring_.round < limit_[column];
+}
+
 bool ListScheduler::TryStart(int group, bool backward) {
-  int best = -1;
-  std::tuple<int, int, int> best_key;
-  for (int r : columns_of_[group]) {
-    const Column& column = columns_[r];
-    const std::vector<Unit>& list = backward ? column.backward : column.forward;
-    const size_t next = backward ? column.next_backward : column.next_forward;
-    if (next == list.size() || (!backward && column.in_flight >= column.limit)) continue;
-    const Unit& unit = list[next];
-    const int stage = StageOf(r, unit);
-    if (s_->stage_group[stage] != group || !ready_[backward][Cell(stage, unit.micro_batch)]) continue;
-    const std::tuple key{unit.micro_batch / ring_.round, backward ? -unit.chunk : unit.chunk, unit.micro_batch};
-    if (best < 0 || key < best_key) {
-      best = r;
-      best_key = key;
-    }
+  Ready* best = nullptr;
+  for (Ready& ready : ready_[group]) {
+    const MinHeap& units = ready.units[backward];
+    if (units.empty() || (!backward && !MayStart(ready.column, units.top()))) continue;
+    if (!best || units.top() < best->units[backward].top()) best = &ready;
   }
-  if (best < 0) return false;
-  Column& column = columns_[best];
-  const Unit unit = backward ? column.backward[column.next_backward++] : column.forward[column.next_forward++];
-  const int stage = StageOf(best, unit);
-  if (!backward && s_->backward) ++column.in_flight;
+  if (!best) return false;
+  const Unit unit = AtPlace(backward, best->units[backward].top());
+  best->units[backward].pop();
+  const int stage = unit.chunk * ring_.positions + best->column;
   busy_[group] = 1;
   AppendCompute(s_, backward, stage, unit.micro_batch);
   Push(time_of_[stage % 2] * (backward ? 2 : 1), false, backward, stage, unit.micro_batch);
-  Touch(best);
   return true;
 }
 
-void ListScheduler::Start(int group) {
-  if (!busy_[group] && !TryStart(group, true)) TryStart(group, false);
-}
-
-// Boundaries that share a link are counted together: under the first of them.
 void ListScheduler::Parked(bool backward, int stage, int change) {
   const int boundary = backward ? stage : stage - 1;
   if (boundary < 0 || boundary >= stages_ - 1) return;
-  int first = boundary % 2;
-  while (s_->stage_group[first] != s_->stage_group[boundary] ||
-         s_->stage_group[first + 1] != s_->stage_group[boundary + 1]) {
-    first += 2;
-  }
-  parked_[backward][first] += change;
-  peak_[backward][first] = std::max(peak_[backward][first], parked_[backward][first]);
+  const int link = link_of_[boundary];
+  parked_[backward][link] += change;
+  peak_[backward][link] = std::max(peak_[backward][link], parked_[backward][link]);
 }
 
 void ListScheduler::Handle(const Event& e) {
-  const int r = e.stage % ring_.positions;
   if (e.arrival) {
-    ready_[e.backward][Cell(e.stage, e.micro_batch)] = 1;
     Parked(e.backward, e.stage, 1);
-    Touch(r);
+    MakeReady(e.backward, e.stage, e.micro_batch);
     return;
   }
   --left_;
@@ -174,23 +171,22 @@ void ListScheduler::Handle(const Event& e) {
   busy_[s_->stage_group[e.stage]] = 0;
   touched_.insert(s_->stage_group[e.stage]);
   if (e.backward) {
-    --columns_[r].in_flight;
+    ++limit_[Column(e.stage)];
+    touched_.insert(groups_of_[Column(e.stage)].begin(), groups_of_[Column(e.stage)].end());
     if (e.stage > 0) Push(transfer_, true, true, e.stage - 1, e.micro_batch);
   } else if (e.stage + 1 < stages_) {
     Push(transfer_, true, false, e.stage + 1, e.micro_batch);
   } else if (s_->backward) {
-    ready_[1][Cell(e.stage, e.micro_batch)] = 1;
+    MakeReady(true, e.stage, e.micro_batch);
   }
-  Touch(r);
 }
 
 void ListScheduler::Run() {
   for (;;) {
-    while (!touched_.empty()) {
-      const int group = *touched_.begin();
-      touched_.erase(touched_.begin());
-      Start(group);
+    for (int group : touched_) {
+      if (!busy_[group] && !TryStart(group, true)) TryStart(group, false);
     }
+    touched_.clear();
     if (events_.empty()) break;
     now_ = events_.top().time;
     while (!events_.empty() && events_.top().time == now_) {
@@ -203,7 +199,7 @@ void ListScheduler::Run() {
 }
 
 int ListScheduler::slots_of(int boundary, bool backward) const {
-  return boundary < stages_ - 1 ? std::max(2, peak_[backward][boundary]) : 2;
+  return boundary < stages_ - 1 ? std::max(2, peak_[backward][link_of_[boundary]]) : 2;
 }
 
 }  // namespace
