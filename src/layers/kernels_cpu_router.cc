@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "layers/kernels_cpu.h"
-#include "layers/lanes.h"
+#include "layers/lanes_math.h"
 
 namespace disagmoe::cpu {
 namespace {
