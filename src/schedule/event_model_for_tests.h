@@ -4,6 +4,7 @@
 // to or from it take no time, nor do transfers of a group with itself.
 #pragma once
 
+#include <ostream>
 #include <vector>
 
 #include "schedule/schedule.h"
@@ -23,6 +24,9 @@ struct ModelResult {
   std::vector<int> peak;   // per group: most activations held, without a head
   std::vector<double> busy;  // per group: time computed
 };
+
+// For the messages of GoogleTest.
+inline void PrintTo(const Op& op, std::ostream* out) { *out << PrintOp(op); }
 
 ModelResult RunModel(const Schedule& schedule, const ModelTimes& times);
 

@@ -37,7 +37,9 @@ Schedule BuildColocated(const PlacementSpec& placement, const GenerateOptions& o
   s.name = "colocated-1f1b";
   // A head beside the last layer goes with that layer's unit, else it is a unit of its own.
   const int units = s.num_layers + (HeadIsFused(s) ? 0 : 1);
-  const Ring ring = MakeRing(placement.p_a, units, options);
+  GenerateOptions with_round = options;
+  if (placement.p_a == 1 && options.round == 0) with_round.round = 1;  // nothing to fill: the least memory
+  const Ring ring = MakeRing(placement.p_a, units, with_round);
   s.round = ring.round;
   for (int r = 0; r < ring.positions; ++r) {
     const auto order = ring.positions == 1 ? OneGroupOrder(ring, s.backward) : PositionOrder(ring, r, s.backward);
@@ -48,8 +50,7 @@ Schedule BuildColocated(const PlacementSpec& placement, const GenerateOptions& o
   }
   FinishSchedule(&s, [&](int boundary, bool) {
     const int layer = boundary / 2;
-    const bool wraps = boundary % 2 == 1 && ring.positions > 1 && layer % ring.positions == ring.positions - 1 &&
-                       layer + 1 < units;
+    const bool wraps = boundary % 2 == 1 && layer % ring.positions == ring.positions - 1 && layer + 1 < units;
     return wraps ? WrapSlots(ring) : 2;
   });
   return s;
