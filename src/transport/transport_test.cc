@@ -373,6 +373,30 @@ std::vector<std::string> Wires() {
 INSTANTIATE_TEST_SUITE_P(Wires, Contract, testing::ValuesIn(Wires()),
                          [](const auto& info) { return info.param; });
 
+TEST(Ucx, RefusesWhatIsNoAddress) {
+  if (!UcxAvailable()) GTEST_SKIP();
+  UcxOptions options;
+  options.size = 2;
+  options.tls = "tcp,self";
+  UcxTransport transport(options);
+  EXPECT_THROW(transport.Connect({transport.address(), "rank 1 sent nonsense"}), Error);
+}
+
+TEST(Ucx, UnknownDeviceIsAnError) {
+  if (!UcxAvailable()) GTEST_SKIP();
+  UcxOptions options;
+  options.size = 2;
+  options.tls = "tcp,self";
+  options.net_devices = "no_such_device0";
+  try {
+    UcxTransport transport(options);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_THAT(e.what(), HasSubstr("no_such_device0"));
+    EXPECT_THAT(e.what(), HasSubstr("lo"));  // what there is
+  }
+}
+
 TEST(MessageKey, Describes) {
   EXPECT_EQ((MessageKey{1, MessageKind::kBackward, 0, 5}).Describe(),
             "gradients over boundary 0 (FFN of layer 0 to attention of layer 0), micro-batch 5, step 1");

@@ -7,6 +7,9 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <memory>
+#include <sstream>
 
 namespace disagmoe {
 namespace {
@@ -32,6 +35,24 @@ constexpr Setting kSettings[] = {
     {"TCP_USER_TIMEOUT", "5s"},      // (since 1.22) a cut link is noticed by the sender too
 };
 
+// UCX itself only warns, and then finds nobody reachable.
+void CheckDevices(const std::string& names) {
+  namespace fs = std::filesystem;
+  std::istringstream list(names);
+  for (std::string name; std::getline(list, name, ',');) {
+    const std::string device = name.substr(0, name.find(':'));  // "mlx5_0:1": with a port
+    if (device == "all" || fs::exists("/sys/class/net/" + device) || fs::exists("/sys/class/infiniband/" + device)) {
+      continue;
+    }
+    std::string present;
+    for (const char* folder : {"/sys/class/net", "/sys/class/infiniband"}) {
+      std::error_code none;
+      for (const auto& entry : fs::directory_iterator(folder, none)) present += " " + entry.path().filename().string();
+    }
+    throw Error({"no such network device", "net_devices", device, "one of" + present, {}});
+  }
+}
+
 void Configure(ucp_config_t* config, const UcxOptions& options) {
   for (const Setting& s : kSettings) {
     // Not every version and build knows every key; none of them is needed for correctness.
@@ -39,8 +60,14 @@ void Configure(ucp_config_t* config, const UcxOptions& options) {
   }
   if (!options.tls.empty()) Check(ucp_config_modify(config, "TLS", options.tls.c_str()), "set the transports");
   if (!options.net_devices.empty()) {
+    CheckDevices(options.net_devices);
     Check(ucp_config_modify(config, "NET_DEVICES", options.net_devices.c_str()), "set the network devices");
   }
+}
+
+// From here on UCX's faults come back as statuses, which we report; that a peer is gone it would also print, on stdout.
+void Quieten(ucp_config_t* config) {
+  if (!std::getenv("UCX_LOG_LEVEL")) ucp_config_modify(config, "LOG_LEVEL", "fatal");
 }
 
 std::string WorkerAddress(ucp_worker_h worker) {
@@ -57,20 +84,16 @@ std::string WorkerAddress(ucp_worker_h worker) {
 UcxContext::UcxContext(const UcxOptions& options) {
   ucp_config_t* config = nullptr;
   Check(ucp_config_read(nullptr, nullptr, &config), "read its configuration");
-  try {
-    Configure(config, options);
-    ucp_params_t params{};
-    params.field_mask = UCP_PARAM_FIELD_FEATURES;
-    params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
-    Check(ucp_init(&params, config, &context_), "start");
-    ucp_config_release(config);
-  } catch (...) {
-    ucp_config_release(config);
-    throw;
-  }
+  std::unique_ptr<ucp_config_t, void (*)(ucp_config_t*)> config_owner(config, ucp_config_release);
+  Configure(config, options);
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  Check(ucp_init(&params, config, &context_), "start");
   try {
     tx_ = MakeWorker();
     rx_ = MakeWorker();
+    Quieten(config);
     epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
     wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (epoll_fd_ < 0 || wake_fd_ < 0) throw Error(std::string("no file descriptor for UCX: ") + std::strerror(errno));

@@ -497,7 +497,7 @@ void UcxTransport::Engine::Close() {
     return true;
   });
   for (Peer& peer : peers_) CloseEndpoints(peer, abort_seen_);
-  wait(kCloseEndpointsNs, [this] { return closing_ > 0; });
+  wait(kCloseEndpointsNs, [this] { return closing_ > 0 || !ops_.empty(); });
 }
 
 }  // namespace disagmoe
