@@ -173,7 +173,7 @@ void RunState::Fix(int64_t now) {
     } else if (!r.status.empty()) {
       reason += " while " + r.status;
     }
-    reason += Waiters(f.rank);
+    if (all_joined()) reason += Waiters(f.rank);
   }
   Abort(OneLine(reason, kMaxText - 8), f.kind);
 }
