@@ -1,0 +1,299 @@
+// Router, gathers and sums of rows, cross entropy.
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "base/error.h"
+#include "layers/kernels.h"
+#include "layers/kernels_testing.h"
+
+namespace disagmoe {
+namespace {
+
+using testing::Close;
+using testing::Double;
+using testing::Dot;
+using testing::FiniteDifference;
+using testing::Leaf;
+using testing::SameBits;
+using testing::Types;
+
+class RouterTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    at::manual_seed(11);
+    at::set_num_threads(1);
+  }
+};
+
+struct Choice {
+  Tensor probs;
+  Tensor ids;
+};
+Choice Choose(const Tensor& logits, int64_t k) {
+  Choice c{at::full_like(logits, NAN), at::full({logits.size(0), k}, -1, at::kInt)};
+  SoftmaxTopK(logits, c.probs, c.ids);
+  return c;
+}
+
+std::vector<int32_t> Ids(const Tensor& ids) {
+  return {ids.const_data_ptr<int32_t>(), ids.const_data_ptr<int32_t>() + ids.numel()};
+}
+
+struct Size {
+  int64_t tokens, experts, k;
+};
+const std::vector<Size>& Sizes() {
+  static const std::vector<Size> sizes = {{1, 1, 1}, {5, 3, 3}, {7, 16, 2}, {0, 8, 2}, {65, 17, 4}, {40, 130, 8}};
+  return sizes;
+}
+
+TEST_F(RouterTest, SoftmaxTopKMatchesTheDefinition) {
+  for (const auto& [tokens, experts, k] : Sizes()) {
+    SCOPED_TRACE(::testing::Message() << tokens << " " << experts << " " << k);
+    const Tensor logits = at::randn({tokens, experts}) * 4;
+    const Choice c = Choose(logits, k);
+    const Tensor e = (Double(logits) - (tokens ? Double(logits).amax(1, true) : Double(logits))).exp();
+    EXPECT_TRUE(Close(c.probs, e / e.sum(1, true), {1e-6, 1e-6}));
+    const Tensor best = std::get<0>(at::topk(logits, k, 1, true, true));  // random logits have no ties
+    EXPECT_TRUE(at::equal(logits.gather(1, c.ids.to(at::kLong)), best));
+    Tensor probs = at::empty_like(c.probs);
+    Tensor ids = at::empty_like(c.ids);
+    generic::SoftmaxTopK(logits, probs, ids);
+    EXPECT_TRUE(at::equal(ids, c.ids));
+    EXPECT_TRUE(Close(c.probs, probs));
+  }
+}
+
+TEST_F(RouterTest, TiesGoToTheLowerIndex) {
+  const float inf = std::numeric_limits<float>::infinity();
+  for (const bool fused : {true, false}) {
+    const auto ids = [&](std::vector<float> row, int64_t k) {
+      const Tensor logits = at::tensor(row).unsqueeze(0);
+      Tensor probs = at::empty_like(logits);
+      Tensor out = at::empty({1, k}, at::kInt);
+      (fused ? SoftmaxTopK : generic::SoftmaxTopK)(logits, probs, out);
+      return Ids(out);
+    };
+    using V = std::vector<int32_t>;
+    EXPECT_EQ(ids({1, 3, 3, 2, 3}, 3), (V{1, 2, 4}));
+    EXPECT_EQ(ids({1, 3, 3, 2, 3}, 5), (V{1, 2, 4, 3, 0}));
+    EXPECT_EQ(ids(std::vector<float>(40, -2.5f), 6), (V{0, 1, 2, 3, 4, 5}));
+    EXPECT_EQ(ids({-1, -0.0f, 0.0f, -2}, 4), (V{1, 2, 0, 3}));   // -0 equals 0
+    EXPECT_EQ(ids({-inf, 5, -inf, inf}, 4), (V{3, 1, 0, 2}));
+    EXPECT_EQ(ids({1, NAN, inf, NAN}, 4), (V{1, 3, 2, 0}));      // NaN above all
+    EXPECT_EQ(ids({-1, -NAN, -3}, 2), (V{1, 0}));
+    EXPECT_EQ(ids({-200, -300, -100}, 3), (V{2, 0, 1}));         // though both small probabilities are 0
+  }
+}
+
+TEST_F(RouterTest, NotANumberKeepsIdsInRange) {
+  Tensor logits = at::randn({200, 19});
+  logits.masked_fill_(at::rand({200, 19}) < 0.3, NAN);
+  logits.masked_fill_(at::rand({200, 19}) < 0.2, INFINITY);
+  logits.masked_fill_(at::rand({200, 19}) < 0.2, -INFINITY);
+  const Choice c = Choose(logits, 6);
+  const Tensor sorted = std::get<0>(c.ids.sort(1));
+  EXPECT_TRUE(((sorted >= 0) & (sorted < 19)).all().item<bool>());
+  EXPECT_TRUE((sorted.narrow(1, 1, 5) > sorted.narrow(1, 0, 5)).all().item<bool>());  // all different
+}
+
+TEST_F(RouterTest, GatesAndRouterGradientMatchAutograd) {
+  for (const auto& [tokens, experts, k] : Sizes()) {
+    for (const bool renormalise : {false, true}) {
+      for (const bool auxiliary : {false, true}) {
+        SCOPED_TRACE(::testing::Message() << tokens << " " << experts << " " << k << " " << renormalise << auxiliary);
+        const Tensor logits = at::randn({tokens, experts});
+        const Choice c = Choose(logits, k);
+        const Tensor d_gates = at::randn({tokens, k});
+        const Tensor d_probs = auxiliary ? at::randn({tokens, experts}) : Tensor();
+
+        const Tensor leaf = Leaf(logits);
+        const Tensor probs = at::softmax(leaf, 1);
+        Tensor expected = probs.gather(1, c.ids.to(at::kLong));
+        if (renormalise) expected = expected / expected.sum(1, true);
+        Tensor loss = (expected * Double(d_gates)).sum();
+        if (auxiliary) loss = loss + (probs * Double(d_probs)).sum();
+        const Tensor d_expected = testing::Grad(loss, at::ones({}), {leaf})[0];
+
+        Tensor gates = at::full({tokens, k}, NAN);
+        Gates(c.probs, c.ids, renormalise, gates);
+        EXPECT_TRUE(Close(gates, expected));
+        // One expert, or all gates of a renormalised row equal in gradient: the true gradient is 0, so a floor.
+        Tensor d_logits = at::full_like(logits, NAN);
+        RouterBackward(d_gates, d_probs, c.probs, c.ids, renormalise, d_logits);
+        EXPECT_TRUE(at::allclose(Double(d_logits), d_expected, 0, 1e-6)) << (Double(d_logits) - d_expected).abs().max();
+
+        Tensor generic_gates = at::empty_like(gates);
+        Tensor generic_d = at::empty_like(logits);
+        generic::Gates(c.probs, c.ids, renormalise, generic_gates);
+        generic::RouterBackward(d_gates, d_probs, c.probs, c.ids, renormalise, generic_d);
+        EXPECT_TRUE(Close(gates, generic_gates));
+        EXPECT_TRUE(at::allclose(d_logits, generic_d, 0, 1e-6));
+      }
+    }
+  }
+}
+
+TEST_F(RouterTest, RouterGradientMatchesFiniteDifferences) {
+  for (const bool renormalise : {false, true}) {
+    Tensor logits = at::randn({3, 6}, at::kDouble);
+    const Tensor d_gates = at::randn({3, 2}, at::kDouble);
+    const Tensor d_probs = at::randn({3, 6}, at::kDouble);
+    Tensor probs = at::empty_like(logits);
+    Tensor ids = at::empty({3, 2}, at::kInt);
+    Tensor gates = at::empty_like(d_gates);
+    const auto f = [&] {
+      generic::SoftmaxTopK(logits, probs, ids);
+      generic::Gates(probs, ids, renormalise, gates);
+      return Dot(gates, d_gates) + Dot(probs, d_probs);
+    };
+    f();
+    Tensor d_logits = at::empty_like(logits);
+    generic::RouterBackward(d_gates, d_probs, probs, ids, renormalise, d_logits);
+    EXPECT_TRUE(Close(FiniteDifference(f, logits), d_logits, {1e-8, 0}));
+  }
+}
+
+// Random segments, some empty: for each token the rows of src that it sums.
+struct Segments {
+  Segments(int64_t tokens, int64_t rows) {
+    const Tensor counts = at::randint(0, 5, {tokens}, at::kLong);
+    offsets = at::cat({at::zeros({1}, at::kLong), counts.cumsum(0)}).to(at::kInt);
+    position = at::randint(0, rows, {counts.sum().item<int64_t>()}, at::kInt);
+  }
+  Tensor offsets;
+  Tensor position;
+};
+
+TEST_F(RouterTest, SumRowsAddsSegments) {
+  for (const at::ScalarType type : Types()) {
+    for (const auto& [tokens, rows, h] : std::vector<std::array<int64_t, 3>>{
+             {1, 1, 1}, {0, 3, 4}, {9, 5, 7}, {20, 30, 64}, {33, 50, 70}, {40, 50, 150}}) {
+      SCOPED_TRACE(::testing::Message() << type << " " << tokens << " " << rows << " " << h);
+      const Tensor src = at::randn({rows, h}).to(type);
+      const Segments s(tokens, rows);
+      Tensor expected = at::zeros({tokens, h}, at::kDouble);
+      for (int64_t t = 0; t < tokens; ++t) {
+        for (int32_t j = s.offsets[t].item<int32_t>(); j < s.offsets[t + 1].item<int32_t>(); ++j) {
+          expected[t] += Double(src)[s.position[j].item<int64_t>()];
+        }
+      }
+      Tensor out = at::full({tokens, h}, NAN, type);
+      SumRows(src, s.position, s.offsets, out, /*add=*/false);
+      EXPECT_TRUE(Close(out, expected));
+      const Tensor before = at::randn({tokens, h}).to(type);
+      out = before.clone();
+      SumRows(src, s.position, s.offsets, out, /*add=*/true);
+      EXPECT_TRUE(Close(out, expected + Double(before)));
+      generic::SumRows(src, s.position, s.offsets, out.copy_(before), /*add=*/true);
+      EXPECT_TRUE(Close(out, expected + Double(before)));
+    }
+  }
+}
+
+TEST_F(RouterTest, SumRowsRoundsOnceAndInOrder) {
+  // 2^24 + 1 is not an fp32 number: (2^24 + 1) - 2^24 is 0 in this order, 1 in the other.
+  const float big = 16777216.0f;
+  const Tensor src = at::tensor({big, 1.0f, -big}).view({3, 1});
+  const Tensor offsets = at::tensor({0, 3, 6}, at::kInt);
+  Tensor out = at::empty({2, 1});
+  SumRows(src, at::tensor({0, 1, 2, 0, 2, 1}, at::kInt), offsets, out, false);
+  EXPECT_TRUE(at::equal(out, at::tensor({0.0f, 1.0f}).view({2, 1})));
+  // In bf16, 256 + 1 rounds to 256 each time, but the fp32 sum of 256 + 1 + 1 is 258.
+  const Tensor small = at::tensor({256.0f, 1.0f}).view({2, 1}).to(at::kBFloat16);
+  Tensor sum = at::empty({1, 1}, at::kBFloat16);
+  SumRows(small, at::tensor({0, 1, 1}, at::kInt), at::tensor({0, 3}, at::kInt), sum, false);
+  EXPECT_EQ(sum.item<float>(), 258.0f);
+}
+
+TEST_F(RouterTest, GatherRowsCopies) {
+  for (const at::ScalarType type : Types()) {
+    for (const auto& [rows, h, n] : std::vector<std::array<int64_t, 3>>{{1, 1, 1}, {5, 7, 0}, {9, 33, 40}}) {
+      const Tensor src = at::randn({rows, h}).to(type);
+      const Tensor index = at::randint(0, rows, {n}, at::kInt);
+      Tensor out = at::full({n, h}, NAN, type);
+      GatherRows(src, index, out);
+      for (int64_t i = 0; i < n; ++i) EXPECT_TRUE(at::equal(out[i], src[index[i].item<int64_t>()]));
+      Tensor other = at::empty_like(out);
+      generic::GatherRows(src, index, other);
+      EXPECT_TRUE(at::equal(out, other));
+    }
+  }
+}
+
+TEST_F(RouterTest, RowsOutOfRangeAreRefused) {
+  const Tensor src = at::randn({3, 4});
+  Tensor out = at::empty({1, 4});
+  EXPECT_THROW(GatherRows(src, at::tensor({3}, at::kInt), out), InternalError);
+  EXPECT_THROW(GatherRows(src, at::tensor({-1}, at::kInt), out), InternalError);
+  EXPECT_THROW(SumRows(src, at::tensor({0, 3}, at::kInt), at::tensor({0, 2}, at::kInt), out, false), InternalError);
+  EXPECT_THROW(SumRows(src, at::tensor({0, 1}, at::kInt), at::tensor({0, 3}, at::kInt), out, false), InternalError);
+  Tensor gates = at::empty({1, 1});
+  EXPECT_THROW(Gates(at::ones({1, 2}), at::tensor({2}, at::kInt).view({1, 1}), true, gates), InternalError);
+  Tensor logits = at::randn({1, 4});
+  EXPECT_THROW(CrossEntropy(logits, at::tensor({4}, at::kLong), 1, true), InternalError);
+}
+
+TEST_F(RouterTest, CrossEntropyMatchesAutograd) {
+  for (const at::ScalarType type : Types()) {
+    for (const auto& [rows, v] : std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {0, 9}, {5, 7}, {33, 100}, {9, 1000}}) {
+      SCOPED_TRACE(::testing::Message() << type << " " << rows << " x " << v);
+      const Tensor logits = (at::randn({rows, v}) * 5 + 20).to(type);
+      const Tensor labels = at::randint(0, v, {rows}, at::kLong);
+      const Tensor leaf = Leaf(logits);
+      const Tensor loss = -at::log_softmax(leaf, 1).gather(1, labels.unsqueeze(1)).sum();
+      const Tensor expected = testing::Grad(loss * 0.25, at::ones({}), {leaf})[0];
+      for (const auto function : {CrossEntropy, generic::CrossEntropy}) {
+        Tensor work = logits.clone();
+        EXPECT_NEAR(function(work, labels, 0.25, true), loss.item<double>(), 1e-6 * (1 + loss.item<double>()));
+        const double rounding = type == at::kBFloat16 ? 1.0 / 256 : 0;
+        EXPECT_TRUE(at::allclose(Double(work), expected, rounding, 1e-6));
+        Tensor again = logits.clone();
+        EXPECT_NEAR(function(again, labels, 0.25, false), loss.item<double>(), 1e-6 * (1 + loss.item<double>()));
+      }
+    }
+  }
+}
+
+TEST_F(RouterTest, CrossEntropyOfEqualLogitsIsLogV) {
+  for (const float level : {0.0f, 1e4f, -1e4f}) {
+    Tensor logits = at::full({3, 50}, level);
+    EXPECT_NEAR(CrossEntropy(logits, at::tensor({0, 7, 49}, at::kLong), 1, true), 3 * std::log(50.0), 1e-5);
+    Tensor expected = at::full({3, 50}, 0.02);
+    expected[0][0] -= 1;
+    expected[1][7] -= 1;
+    expected[2][49] -= 1;
+    EXPECT_TRUE(Close(logits, expected));
+  }
+}
+
+TEST_F(RouterTest, ResultsDoNotDependOnThreads) {
+  const Tensor logits = at::randn({900, 100});
+  const Tensor d_gates = at::randn({900, 4});
+  testing::ExpectSameOnTwoThreads([&] {
+    const Choice c = Choose(logits, 4);
+    Tensor gates = at::empty({900, 4});
+    Gates(c.probs, c.ids, true, gates);
+    Tensor d_logits = at::empty_like(logits);
+    RouterBackward(d_gates, {}, c.probs, c.ids, true, d_logits);
+    Tensor work = logits.clone();
+    const Tensor labels = at::arange(900, at::kLong).remainder(100);
+    const double loss = CrossEntropy(work, labels, 1, true);
+    return std::vector<Tensor>{c.probs, c.ids, gates, d_logits, work, at::scalar_tensor(loss, at::kDouble)};
+  });
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const Tensor src = at::randn({2000, 70}).to(type);
+    const Segments s(2000, 2000);
+    testing::ExpectSameOnTwoThreads([&] {
+      Tensor sum = at::empty_like(src);
+      SumRows(src, s.position, s.offsets, sum, false);
+      Tensor rows = at::empty({s.position.size(0), 70}, type);
+      GatherRows(src, s.position, rows);
+      return std::vector<Tensor>{sum, rows};
+    });
+  }
+}
+
+}  // namespace
+}  // namespace disagmoe
