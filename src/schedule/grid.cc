@@ -128,7 +128,10 @@ std::string DrawGrid(const Schedule& s, double transfer_units, int max_columns) 
   if (s.backward) out += "A = its backward, ";
   if (s.num_micro_batches > 26) out += "letters repeat after 26, ";
   out += ". = idle\n" + Rows(s, t, 0, columns);
-  if (columns < all) out += "(" + std::to_string(columns) + " of " + std::to_string(all) + " columns)\n";
+  if (columns < all) {
+    std::snprintf(line, sizeof line, "(%lld of %lld columns)\n", static_cast<long long>(columns), static_cast<long long>(all));
+    out += line;
+  }
   return out + Waiting(s, t);
 }
 

@@ -115,8 +115,9 @@ std::string ScheduleJson(const Schedule& schedule);
 std::string DrawGrid(const Schedule& schedule, double transfer_units = 0, int max_columns = 0);
 
 // Proves: every stage and micro-batch has exactly one forward and (if backward) one backward, in its group; every
-// send has its receive with the same key; program order plus data edges plus bounded receive slots have no cycle;
-// at most max_in_flight activations. Throws Error that names the group, the operation and, for a cycle, its members.
+// send has its receive with the same key, in the order said above; every boundary has a link; program order plus data
+// edges have no cycle (then receive slots, if there is one at least, add none: see validate.cc); at most max_in_flight
+// activations. Throws Error that names the group, the operation and, for a cycle, its members.
 struct ScheduleFacts {
   std::vector<int> peak_in_flight;  // per group
   int64_t num_ops = 0;

@@ -1,4 +1,8 @@
 // The proof that a schedule is complete and cannot deadlock, whatever the times are.
+//
+// Bounded receive slots need no edges in the graph. A slot is freed by a computation that comes before the message's
+// user in the same group, and no send keeps its sender waiting; so a message that waits for a slot delays nothing
+// that its user's place in the order would not delay as well. One slot is enough; more cost memory and gain overlap.
 #include <algorithm>
 #include <set>
 #include <tuple>
@@ -39,9 +43,8 @@ class Validator {
                          const std::string& expected) const;
 
   const Schedule& s_;
-  std::vector<int64_t> place_;        // by op id: index in its group's list, kNone if absent
-  std::vector<int64_t> before_;       // by op id: computation before it in its group's order
-  std::vector<int64_t> slot_giver_;   // by receive id: computation that frees its slot
+  std::vector<int64_t> place_;   // by op id: index in its group's list, kNone if absent
+  std::vector<int64_t> before_;  // by op id: computation before it in its group's order
 };
 
 // The list around one of its operations, which is marked.
@@ -176,7 +179,6 @@ void Validator::CheckCommOrder(int g) {
 }
 
 void Validator::CheckLinks() {
-  std::vector<std::vector<int64_t>> taken(s_.links.size());  // computations that use a link's messages, in order
   const auto describe = [&](int src, int dst, bool backward) {
     return "link " + s_.groups[src].name + " -> " + s_.groups[dst].name + (backward ? " backward" : " forward");
   };
@@ -191,25 +193,14 @@ void Validator::CheckLinks() {
     if (link.slots < 1) throw Error({"a link without slots", name, std::to_string(link.slots), "at least 1", ""});
     if (!seen.emplace(link.src_group, link.dst_group, link.backward).second) throw Error({"a link twice", name, "", "", ""});
   }
-  std::vector<int> link_of[2];
-  for (int backward : {0, 1}) {
+  for (bool backward : {false, true}) {
     if (backward && !s_.backward) continue;
     for (int i = 0; i < s_.num_stages() - 1; ++i) {
-      const Op transfer{backward ? OpKind::kRecvBackward : OpKind::kRecvForward, i, 0};
-      link_of[backward].push_back(LinkOf(s_, transfer));
-      if (link_of[backward].back() >= 0) continue;
-      throw Error({"a boundary without a link", "boundary " + std::to_string(i), "none",
-                   describe(SenderOf(s_, transfer), ReceiverOf(s_, transfer), backward), ""});
-    }
-  }
-  for (const GroupSchedule& group : s_.groups) {
-    for (const Op& op : group.comm) {
-      if (!IsReceive(op.kind)) continue;
-      const int link = link_of[IsBackward(op.kind)][op.stage];
-      std::vector<int64_t>& users = taken[link];
-      const size_t slots = s_.links[link].slots;
-      if (users.size() >= slots) slot_giver_[OpId(s_, op)] = users[users.size() - slots];
-      users.push_back(OpId(s_, ConsumerOf(op)));
+      const Op transfer{backward ? OpKind::kSendBackward : OpKind::kSendForward, i, 0};
+      const int src = SenderOf(s_, transfer);
+      const int dst = ReceiverOf(s_, transfer);
+      if (seen.contains({src, dst, backward})) continue;
+      throw Error({"a boundary without a link", "boundary " + std::to_string(i), "none", describe(src, dst, backward), ""});
     }
   }
 }
@@ -221,11 +212,8 @@ void Validator::VisitPredecessors(int64_t id, Visit visit) const {
     if (before_[id] != kNone) visit(before_[id]);
     if (auto receive = ReceiveFor(s_, op)) visit(OpId(s_, *receive));
     if (op.kind == OpKind::kBackward) visit(OpId(s_, {OpKind::kForward, op.stage, op.micro_batch}));
-  } else if (IsSend(op.kind)) {
-    visit(OpId(s_, ProducerOf(op)));
   } else {
-    visit(OpId(s_, PeerOf(op)));
-    if (slot_giver_[id] != kNone) visit(slot_giver_[id]);
+    visit(OpId(s_, IsSend(op.kind) ? ProducerOf(op) : PeerOf(op)));
   }
 }
 
@@ -324,7 +312,6 @@ ScheduleFacts Validator::Run() {
   CheckShape();
   place_.assign(NumOpIds(s_), kNone);
   before_.assign(NumOpIds(s_), kNone);
-  slot_giver_.assign(NumOpIds(s_), kNone);
   const int groups = static_cast<int>(s_.groups.size());
   ScheduleFacts facts;
   for (int g = 0; g < groups; ++g) {
