@@ -26,7 +26,9 @@ constexpr std::string_view kCommandLine = "command line";
 
 std::string Quoted(const std::string& name) { return "'" + name + "'"; }
 
-std::string Suggest(const std::string& nearest) { return nearest.empty() ? "" : "did you mean '" + nearest + "'?"; }
+std::string Suggest(const std::string& nearest) {
+  return nearest.empty() ? "`disagmoe train --help` lists all keys" : "did you mean '" + nearest + "'?";
+}
 
 std::string ReadFile(const std::string& path) {
   auto fail = [&](const std::string& reason) {

@@ -94,9 +94,9 @@ const Mistake kOfFiles[] = {
     {"steps = 3\n", {}, "unknown key (run.toml:1): got 'steps'. Hint: did you mean 'train.steps'?"},
     {"[model]\nseq_length = 3\n", {},
      "unknown key (run.toml:2): got 'model.seq_length'. Hint: did you mean 'train.seq_length'?"},
-    {"[train]\nzzzzzzzzzz = 3\n", {}, "unknown key (run.toml:2): got 'train.zzzzzzzzzz'"},
+    {"[train]\nzzzzzzzzzz = 3\n", {}, "unknown key (run.toml:2): got 'train.zzzzzzzzzz'. Hint: `disagmoe train --help` lists all keys"},
     // The parser keeps keys sorted; the first mistake in the file is the one reported.
-    {"[train]\nzz = 1\naa = 1\n[data]\nbb = 1\n", {}, "unknown key (run.toml:2): got 'train.zz'"},
+    {"[train]\nzz = 1\naa = 1\n[data]\nbb = 1\n", {}, "unknown key (run.toml:2): got 'train.zz'. Hint: `disagmoe train --help` lists all keys"},
     {"[trian]\nsteps = 3\n", {}, "unknown table (run.toml:1): got [trian]. Hint: did you mean [train]?"},
     {"[cluster]\n", {}, "unknown table (run.toml:1): got [cluster]. Hint: tables are [model], [layout], [schedule], "
                         "[train], [data], [transport], [device], [trace]"},
@@ -135,7 +135,7 @@ const Mistake kOfOverrides[] = {
     {"", {"train.steps"}, "not an override (command line): got 'train.steps', expected table.key=value. Hint: for "
                           "example train.steps=20 or out=DIR"},
     {"", {"train.stes=2"}, "unknown key (command line): got 'train.stes'. Hint: did you mean 'train.steps'?"},
-    {"", {"=2"}, "unknown key (command line): got ''"},
+    {"", {"=2"}, "unknown key (command line): got ''. Hint: `disagmoe train --help` lists all keys"},
     {"", {"train.steps=many"},
      "wrong type (command line, train.steps): got \"many\", expected an integer from 1 to 1000000000"},
     {"", {"train.steps="}, "wrong type (command line, train.steps): got \"\", expected an integer from 1 to 1000000000"},

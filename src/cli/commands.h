@@ -1,0 +1,61 @@
+// The commands of the light program: it starts in milliseconds, and hands over to disagmoe-worker, which loads libtorch
+// and UCX, where tensors are needed. Each command takes what main.cc parsed, prints to stdout and returns the exit code.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "spec/config.h"
+
+namespace disagmoe {
+
+struct TrainArguments {
+  std::string config;
+  std::vector<std::string> overrides;
+  std::vector<std::string> words;  // the whole command as given, for the worker: "train", "tiny.toml", ...
+};
+int TrainCommand(const TrainArguments& arguments);
+int ReferenceCommand(const TrainArguments& arguments);
+
+struct ScheduleArguments {
+  std::string config;  // or a file in the text form of a schedule
+  std::vector<std::string> overrides;
+  bool grid = false;
+  bool check = false;
+  bool json = false;
+  double transfer = 0;
+  int columns = 0;
+};
+int ScheduleCommand(const ScheduleArguments& arguments);
+
+struct DataArguments {
+  std::vector<std::string> inputs;
+  std::string out;
+  std::string inspect;
+  std::string json_key = "text";
+  int64_t document_bytes = 0;
+  bool json = false;
+};
+int DataCommand(const DataArguments& arguments);
+
+struct TimelineArguments {
+  std::string out;
+  std::string svg;
+  int64_t step = 0;  // 0: the last one traced
+  int columns = 0;   // 0: the terminal's
+  bool json = false;
+};
+int TimelineCommand(const TimelineArguments& arguments);
+
+// OUT/trace.json, from what all workers of a run that has ended wrote.
+void FinishTrace(const RunConfig& config);
+// The disagmoe-worker in the same folder as this program.
+std::string WorkerProgram();
+// Replaces this process by it.
+[[noreturn]] void ExecWorker(const std::vector<std::string>& words);
+
+// Text of `disagmoe COMMAND --help`; "" is the whole program.
+std::string HelpOf(const std::string& command);
+
+}  // namespace disagmoe

@@ -1,0 +1,108 @@
+#include "cli/commands.h"
+
+namespace disagmoe {
+namespace {
+
+constexpr const char* kProgram = R"(DisagMoE trains Mixture-of-Experts language models with attention and experts on separate workers.
+
+  disagmoe data --out build/data/text book.txt          text to tokens
+  disagmoe train configs/tiny.toml                      start the workers of the layout here, and train
+  disagmoe train configs/tiny.toml layout.n=2 out=run2  any key can be given on the command line
+  disagmoe timeline run2                                who computed and who waited
+  disagmoe reference configs/tiny.toml                  the same training in one process
+  disagmoe schedule configs/tiny.toml --grid            what every worker does, and when
+
+Commands: train, reference, schedule, data, timeline. `disagmoe COMMAND --help` shows more, --version the version.
+Exit code: 0 done, 1 a worker failed, 2 a mistake of use, configuration or environment, 3 a fault of ours.
+)";
+
+constexpr const char* kTrain = R"(Trains on separate attention and FFN workers.
+
+  disagmoe train CONFIG.toml [key=value ...]
+
+  disagmoe train configs/tiny.toml                       one attention worker, one FFN worker
+  disagmoe train configs/tiny.toml layout.p_a=2 layout.n=3  two attention groups; three workers hold the experts
+  disagmoe train configs/tiny.toml transport.kind=inproc    all workers as threads of one process
+  disagmoe train configs/tiny.toml transport.paced=true transport.paced_gbps=1    behind an emulated 1 Gbit/s NIC
+  disagmoe train configs/tiny.toml train.steps=40 train.resume=latest    go on from the last checkpoint
+  torchrun --no-python --nnodes 2 --nproc-per-node 1 ... disagmoe train configs/tiny.toml    join other hosts' workers
+  srun -n 2 disagmoe train configs/tiny.toml             the same under SLURM, or with mpirun
+
+Without RANK (torchrun), SLURM_PROCID or OMPI_COMM_WORLD_RANK all workers are started on this machine; with them this
+process is one worker. The folder `out` gets metrics.jsonl, trace.json (for ui.perfetto.dev), config.toml, checkpoints/.
+  --json    for machines: metrics as JSON lines on stdout, errors as JSON
+)";
+
+constexpr const char* kReference = R"(Trains the same model on the same batches in one process, nothing disaggregated. What `train` must agree with.
+
+  disagmoe reference CONFIG.toml [key=value ...]
+
+  disagmoe reference configs/tiny.toml out=out/reference
+  disagmoe reference configs/tiny.toml device.threads=2
+
+  --json    for machines: metrics as JSON lines on stdout, errors as JSON
+)";
+
+constexpr const char* kKeys = R"(
+Keys, their defaults and meaning (CONFIG.toml, or key=value with the table's name before it, as in train.steps=20):
+
+)";
+
+constexpr const char* kSchedule = R"(Prints the schedule that `train` would execute: for each group of workers, its computations and transfers in order.
+
+  disagmoe schedule CONFIG.toml [key=value ...]
+
+  disagmoe schedule configs/tiny.toml                    as text (F3.0: forward of stage 3, micro-batch 0; > sends, < receives)
+  disagmoe schedule configs/tiny.toml --grid             drawn, one column a unit of time; B takes two
+  disagmoe schedule configs/tiny.toml --grid --transfer 0.5    a transfer takes half as long as a forward
+  disagmoe schedule configs/tiny.toml layout.p_a=2 --check     proves it complete and free of deadlock
+  disagmoe schedule mine.txt --check                     the same for a schedule written by hand
+
+  --grid          draw it
+  --transfer T    with --grid: units of time of a transfer (0)
+  --columns N     with --grid: not wider than this
+  --check         validate, and print what is known about it
+  --json          for machines
+)";
+
+constexpr const char* kData = R"(Makes training data: text or JSON lines, plain or gzip, to a Megatron .bin/.idx pair of bytes as tokens (vocabulary 257).
+
+  disagmoe data --out PREFIX FILE...
+
+  disagmoe data --out build/data/text book.txt more.txt.gz
+  disagmoe data --out build/data/web --json-key content pages.jsonl      {"content": "..."}, one document a line
+  disagmoe data --out build/data/dict --document-bytes 4096 dict.txt     cut at blank lines
+  disagmoe data --inspect build/data/text                                what is in a pair
+
+  --out PREFIX          writes PREFIX.bin and PREFIX.idx
+  --json-key KEY        of *.jsonl files: the text of a document ("text")
+  --document-bytes N    of other files: about so long a document; 0: a document a file (0)
+  --inspect PREFIX      checks a pair and prints its size and beginning
+  --json                for machines
+)";
+
+constexpr const char* kTimeline = R"(Draws a step of a run that has ended: who computed, who waited and for what.
+
+  disagmoe timeline OUT
+
+  disagmoe timeline out/tiny
+  disagmoe timeline out/tiny --step 3 --svg step.svg
+
+  --step N       a traced step (trace.first_step, trace.steps); without, the last
+  --svg FILE     as a picture
+  --columns N    width of the drawing
+  --json         the times of every worker, for machines
+)";
+
+}  // namespace
+
+std::string HelpOf(const std::string& command) {
+  if (command == "train") return std::string(kTrain) + kKeys + ConfigHelp();
+  if (command == "reference") return std::string(kReference) + "\nKeys: see `disagmoe train --help`.\n";
+  if (command == "schedule") return kSchedule;
+  if (command == "data") return kData;
+  if (command == "timeline") return kTimeline;
+  return kProgram;
+}
+
+}  // namespace disagmoe

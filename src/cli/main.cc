@@ -1,0 +1,145 @@
+// disagmoe: parses the command line, and turns errors into one line and an exit code.
+#include <CLI/CLI.hpp>
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "cli/commands.h"
+
+namespace disagmoe {
+namespace {
+
+// Holds what the parser writes into; the commands read it.
+struct CommandLine {
+  TrainArguments train;
+  ScheduleArguments schedule;
+  DataArguments data;
+  TimelineArguments timeline;
+  bool json = false;
+  bool help = false;
+  bool version = false;
+  CLI::App app;
+};
+
+CLI::App* AddCommand(CommandLine& line, const char* name) {
+  CLI::App* command = line.app.add_subcommand(name);
+  command->set_help_flag();
+  command->allow_extras();  // reported by us, in the same words with every version of the library
+  command->add_flag("-h,--help", line.help);
+  command->add_flag("--json", line.json);
+  return command;
+}
+
+void AddCommands(CommandLine& line) {
+  line.app.set_help_flag();
+  line.app.allow_extras();
+  line.app.add_flag("-h,--help", line.help);
+  line.app.add_flag("--version", line.version);
+  for (const char* name : {"train", "reference"}) {
+    CLI::App* command = AddCommand(line, name);
+    command->add_option("config", line.train.config);
+    command->add_option("overrides", line.train.overrides);
+  }
+  CLI::App* schedule = AddCommand(line, "schedule");
+  schedule->add_option("config", line.schedule.config);
+  schedule->add_option("overrides", line.schedule.overrides);
+  schedule->add_flag("--grid", line.schedule.grid);
+  schedule->add_flag("--check", line.schedule.check);
+  schedule->add_option("--transfer", line.schedule.transfer);
+  schedule->add_option("--columns", line.schedule.columns);
+  CLI::App* data = AddCommand(line, "data");
+  data->add_option("inputs", line.data.inputs);
+  data->add_option("--out", line.data.out);
+  data->add_option("--inspect", line.data.inspect);
+  data->add_option("--json-key", line.data.json_key);
+  data->add_option("--document-bytes", line.data.document_bytes);
+  CLI::App* timeline = AddCommand(line, "timeline");
+  timeline->add_option("out", line.timeline.out);
+  timeline->add_option("--svg", line.timeline.svg);
+  timeline->add_option("--step", line.timeline.step);
+  timeline->add_option("--columns", line.timeline.columns);
+}
+
+[[noreturn]] void Misuse(const std::string& what, const std::string& command, const std::string& got) {
+  const std::string program = command.empty() ? "disagmoe" : "disagmoe " + command;
+  throw Error({what, program, got.empty() ? "" : "'" + got + "'", {}, program + " --help"});
+}
+
+int Dispatch(CommandLine& line, const std::string& command) {
+  auto need = [&](const std::string& value, const char* what) {
+    if (value.empty()) Misuse(std::string(what) + " is missing", command, "");
+  };
+  if (command == "train" || command == "reference") {
+    need(line.train.config, "CONFIG.toml");
+    return command == "train" ? TrainCommand(line.train) : ReferenceCommand(line.train);
+  }
+  if (command == "schedule") {
+    need(line.schedule.config, "CONFIG.toml");
+    line.schedule.json = line.json;
+    return ScheduleCommand(line.schedule);
+  }
+  if (command == "data") {
+    if (line.data.inspect.empty()) need(line.data.out, "--out PREFIX");
+    line.data.json = line.json;
+    return DataCommand(line.data);
+  }
+  need(line.timeline.out, "the folder of a run");
+  line.timeline.json = line.json;
+  return TimelineCommand(line.timeline);
+}
+
+int Run(CommandLine& line, int argc, char** argv) {
+  AddCommands(line);
+  line.train.words.assign(argv + 1, argv + argc);
+  try {
+    line.app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    Misuse(error.what(), "", "");
+  }
+  const std::vector<CLI::App*> chosen = line.app.get_subcommands();
+  const std::string command = chosen.empty() ? "" : chosen[0]->get_name();
+  if (line.help) {
+    std::fputs(HelpOf(command).c_str(), stdout);
+    return 0;
+  }
+  if (line.version) {
+    std::puts("disagmoe " DISAGMOE_VERSION);
+    return 0;
+  }
+  for (const std::string& extra : line.app.remaining(true)) {
+    if (extra.starts_with('-')) Misuse("unknown option", command, extra);
+    Misuse(chosen.empty() ? "unknown command" : "unexpected argument", command, extra);
+  }
+  if (chosen.empty()) Misuse("a command is missing", "", "");
+  return Dispatch(line, command);
+}
+
+void Report(const CommandLine& line, const std::string& message, const ErrorParts& parts) {
+  std::fflush(stdout);
+  std::fprintf(stderr, "disagmoe: %s\n", message.c_str());
+  if (!line.json) return;
+  nlohmann::ordered_json error = {{"what", parts.what}};
+  if (!parts.where.empty()) error["where"] = parts.where;
+  if (!parts.got.empty()) error["got"] = parts.got;
+  if (!parts.expected.empty()) error["expected"] = parts.expected;
+  if (!parts.hint.empty()) error["hint"] = parts.hint;
+  const nlohmann::ordered_json object = {{"error", error}};
+  std::puts(object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
+}
+
+}  // namespace
+}  // namespace disagmoe
+
+int main(int argc, char** argv) {
+  disagmoe::CommandLine line;
+  try {
+    return disagmoe::Run(line, argc, argv);
+  } catch (const disagmoe::Error& error) {
+    disagmoe::Report(line, std::string("error: ") + error.what(), error.parts());
+    return 2;
+  } catch (const std::exception& error) {  // InternalError's line says what it is
+    disagmoe::Report(line, error.what(), {error.what(), {}, {}, {}, {}});
+    return 3;
+  }
+}

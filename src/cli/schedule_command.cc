@@ -1,0 +1,110 @@
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "base/error.h"
+#include "cli/commands.h"
+
+namespace disagmoe {
+namespace {
+
+using nlohmann::ordered_json;
+
+// A file in the text form of schedules begins with this word; a configuration cannot.
+bool IsScheduleText(const std::string& path, std::string* text) {
+  std::ifstream file(path);
+  std::ostringstream content;
+  if (file) content << file.rdbuf();
+  *text = content.str();
+  return text->starts_with("disagmoe-schedule");
+}
+
+ordered_json Words(const std::vector<Op>& ops) {
+  ordered_json words = ordered_json::array();
+  for (const Op& op : ops) words.push_back(PrintOp(op));
+  return words;
+}
+
+ordered_json ToJson(const Schedule& schedule) {
+  ordered_json json = {{"name", schedule.name},           {"layers", schedule.num_layers},
+                       {"micro_batches", schedule.num_micro_batches}, {"round", schedule.round},
+                       {"slope", schedule.slope},         {"backward", schedule.backward}};
+  json["stages"] = ordered_json::array();
+  for (int group : schedule.stage_group) json["stages"].push_back(schedule.groups[static_cast<size_t>(group)].name);
+  json["groups"] = ordered_json::array();
+  for (const GroupSchedule& g : schedule.groups) {
+    json["groups"].push_back({{"name", g.name},
+                              {"ranks", g.ranks},
+                              {"max_in_flight", g.max_in_flight},
+                              {"compute", Words(g.compute)},
+                              {"comm", Words(g.comm)}});
+  }
+  json["links"] = ordered_json::array();
+  for (const Link& link : schedule.links) {
+    json["links"].push_back({{"from", schedule.groups[static_cast<size_t>(link.src_group)].name},
+                             {"to", schedule.groups[static_cast<size_t>(link.dst_group)].name},
+                             {"backward", link.backward},
+                             {"slots", link.slots}});
+  }
+  return json;
+}
+
+std::string Count(size_t n, const std::string& what, const char* plural = "s") {
+  return std::to_string(n) + " " + what + (n == 1 ? "" : plural);
+}
+
+void PrintFacts(const Schedule& schedule, const ScheduleFacts& facts) {
+  std::printf("%s: %s, %s, round of %d, slope %d\n", schedule.name.c_str(),
+              Count(static_cast<size_t>(schedule.num_layers), "layer").c_str(),
+              Count(static_cast<size_t>(schedule.num_micro_batches), "micro-batch", "es").c_str(),
+              schedule.round, schedule.slope);
+  for (size_t i = 0; i < schedule.groups.size(); ++i) {
+    const GroupSchedule& g = schedule.groups[i];
+    std::printf("%s: %s, %s, %s, at most %s in flight\n", g.name.c_str(), Count(g.ranks.size(), "worker").c_str(),
+                Count(g.compute.size(), "computation").c_str(), Count(g.comm.size(), "transfer").c_str(),
+                Count(static_cast<size_t>(facts.peak_in_flight.at(i)), "activation").c_str());
+  }
+  for (const Link& link : schedule.links) {
+    std::printf("%s to %s, %s: %s\n", schedule.groups[static_cast<size_t>(link.src_group)].name.c_str(),
+                schedule.groups[static_cast<size_t>(link.dst_group)].name.c_str(), link.backward ? "gradients" : "activations",
+                Count(static_cast<size_t>(link.slots), "receive slot").c_str());
+  }
+  std::printf("valid: complete, matched and free of deadlock; %lld operations\n", static_cast<long long>(facts.num_ops));
+}
+
+}  // namespace
+
+int ScheduleCommand(const ScheduleArguments& arguments) {
+  Schedule schedule;
+  std::string text;
+  if (IsScheduleText(arguments.config, &text)) {
+    if (!arguments.overrides.empty()) {
+      throw Error({"a schedule in a file cannot be overridden", arguments.config, arguments.overrides[0], {}, {}});
+    }
+    schedule = ParseSchedule(text, arguments.config);
+  } else {
+    const RunConfig config = LoadConfig(arguments.config, arguments.overrides);
+    schedule = ScheduleOf(config, config.train.micro_batches, true);
+  }
+  ordered_json json;
+  if (arguments.json) json = ToJson(schedule);
+  if (arguments.check) {
+    const ScheduleFacts facts = ValidateSchedule(schedule);
+    if (arguments.json) {
+      json["facts"] = {{"peak_in_flight", facts.peak_in_flight}, {"operations", facts.num_ops}};
+    } else {
+      PrintFacts(schedule, facts);
+    }
+  }
+  if (arguments.json) {
+    std::puts(json.dump().c_str());
+  } else if (arguments.grid) {
+    std::fputs(DrawGrid(schedule, arguments.transfer, arguments.columns).c_str(), stdout);
+  } else if (!arguments.check) {
+    std::fputs(PrintSchedule(schedule).c_str(), stdout);
+  }
+  return 0;
+}
+
+}  // namespace disagmoe
