@@ -1,0 +1,66 @@
+"""Checks that includes between the folders of src/ go along the arrows of docs/architecture.md, and that outside
+libraries are seen only where they may be."""
+import pathlib
+import re
+import sys
+
+# Folder: the folders that it may include, besides itself.
+ARROWS = {
+    "base": [],
+    "schedule": ["base"],
+    "spec": ["base", "schedule"],
+    "trace": ["base"],
+    "io": ["base"],
+    "transport": ["base"],
+    "layers": ["base", "spec"],
+    "runtime": ["base", "schedule", "spec", "trace", "io", "transport", "layers"],
+    "cli": ["base", "schedule", "spec", "trace", "io", "transport"],
+}
+# Beginning of an outside header: the folders that may include it.
+LIBRARIES = {
+    "torch/": ["layers", "runtime"],
+    "ATen/": ["layers", "runtime"],
+    "c10/": ["layers", "runtime"],
+    "ucp/": ["transport"],
+    "ucs/": ["transport"],
+    "openssl/": ["transport", "io"],
+    "toml++/": ["spec"],
+    "CLI/": ["cli"],
+    "zlib.h": ["io"],
+}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+
+
+def mistakes_of(path, folder):
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        match = INCLUDE.match(line)
+        if not match:
+            continue
+        quoted, header = match.group(1) == '"', match.group(2)
+        target = header.split("/")[0]
+        if quoted and "/" not in header:
+            yield f"{path}:{number}: \"{header}\" without its folder"
+        elif quoted and target != folder and target not in ARROWS[folder]:
+            yield f"{path}:{number}: {folder} may not include {target} (only {', '.join(ARROWS[folder]) or 'nothing'})"
+        for library, folders in LIBRARIES.items():
+            if header.startswith(library) and folder not in folders:
+                yield f"{path}:{number}: <{header}> belongs in {', '.join(folders)} only"
+
+
+def main():
+    source = pathlib.Path(__file__).resolve().parent.parent / "src"
+    mistakes = []
+    count = 0
+    for folder in sorted(p for p in source.iterdir() if p.is_dir()):
+        if folder.name not in ARROWS:
+            mistakes.append(f"{folder}: a new folder has no arrows yet in {__file__}")
+            continue
+        for path in sorted([*folder.rglob("*.h"), *folder.rglob("*.cc")]):
+            count += 1
+            mistakes += mistakes_of(path, folder.name)
+    print("\n".join(mistakes) if mistakes else f"arrows: {count} files, all along the arrows")
+    sys.exit(1 if mistakes else 0)
+
+
+if __name__ == "__main__":
+    main()
