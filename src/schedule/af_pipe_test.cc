@@ -137,6 +137,28 @@ TEST(AfPipe, RoundIsTheSmallestDivisorThatHidesTransfers) {
   EXPECT_EQ(round(1, 6, 0), 2);
 }
 
+// Schedule.md section 3: the links from the last position to the first park the rest of a round, q - R + 1 messages.
+TEST(AfPipe, Slots) {
+  const Schedule s = GenerateAfPipe(Square(2, 4), Options(8, 8));
+  for (const Link& link : s.links) {
+    const std::string ends = s.groups[link.src_group].name + s.groups[link.dst_group].name;
+    const bool wraps = ends == (link.backward ? "A0F1" : "F1A0");
+    EXPECT_EQ(link.slots, wraps ? 8 - 4 + 1 : 2) << ends;
+  }
+}
+
+// By hand, p_a = 1, p_f = 2, L = 2, M = 8, q = 4: an F-group takes 2 for a forward, A0 takes 1. Columns: A0 has 0 and 2,
+// F0 1, F1 3; forwards allowed ahead of backwards, w + 1: 7, 5, 3, 1. A0 starts
+//   0 F0.0, 1 F0.1, 2 F0.2, 3 F2.0 (F0 is done with it, and it is older than F0.3), 4 F0.3, 5 F2.1, 6 F0.4, 7 F2.2,
+//   8 F0.5, 9 F0.6: F2.3 (the fourth of column 2) and F0.7 must wait; 10 B2.0 (F1: F3.0 at 4, B3.0 at 6), 12 F2.3,
+//   16 B0.0 (F0: B1.0 at 12), 18 B2.1, older than F0.7, which may start now, 20 F2.4, 21 F0.7, 22 B2.2.
+TEST(AfPipe, UnequalPoolsByHand) {
+  const Schedule s = GenerateAfPipe({.num_layers = 2, .p_a = 1, .p_f = 2}, Options(8, 4));
+  EXPECT_TRUE(Text(s.groups[0].compute)
+                  .starts_with("F0.0 F0.1 F0.2 F2.0 F0.3 F2.1 F0.4 F2.2 F0.5 F0.6 B2.0 F2.3 B0.0 B2.1 F2.4 F0.7 B2.2 "))
+      << Text(s.groups[0].compute);
+}
+
 // Schedule.md section 2: with that round the step is within 2 % of the one without transfer time; q = R costs 4, 8, 12
 // and 16 %. So it is at M = 16; the cost is a fixed time, so its share falls with M.
 TEST(AfPipe, ChosenRoundHidesTransfers) {

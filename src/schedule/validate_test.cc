@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
 
 #include "base/error.h"
 #include "base/rng.h"
@@ -133,6 +134,26 @@ TEST(Validate, UnequalPoolsStayBusy) {
   }
 }
 
+// A column r of the ring of 2 max(p_a, p_f) holds at most w_r + 1 activations, and a group those of its columns.
+TEST(Validate, UnequalPoolsKeepTheBound) {
+  for (int p_a = 1; p_a <= 4; ++p_a) {
+    for (int p_f = 1; p_f <= 4; ++p_f) {
+      if (p_a == p_f) continue;
+      const int layers = 9, micro_batches = 32, ring = 2 * std::max(p_a, p_f);
+      const Schedule s = GenerateAfPipe({.num_layers = layers, .p_a = p_a, .p_f = p_f}, Options(micro_batches));
+      const int v = (2 * layers + ring - 1) / ring;
+      std::vector<std::set<int>> columns(s.groups.size());
+      for (int stage = 0; stage < 2 * layers; ++stage) columns[s.stage_group[stage]].insert(stage % ring);
+      const std::vector<int> peak = ValidateSchedule(s).peak_in_flight;
+      for (size_t g = 0; g < s.groups.size(); ++g) {
+        int bound = 0;
+        for (int r : columns[g]) bound += std::min(micro_batches * v, (v - 1) * s.round + 2 * (ring - 1 - r)) + 1;
+        EXPECT_LE(peak[g], bound) << p_a << " " << p_f << " " << s.groups[g].name;
+      }
+    }
+  }
+}
+
 TEST(Validate, LargeModelIsQuick) {
   for (const auto& [p_a, p_f] : {std::pair{47, 47}, std::pair{2, 2}, std::pair{1, 94}, std::pair{94, 3}}) {
     const Schedule s = GenerateAfPipe({.num_layers = 94, .p_a = p_a, .p_f = p_f, .m = 100, .n = 74}, Options(256));
@@ -236,6 +257,12 @@ TEST(Validate, RefusesCycles) {
   // A0 wants the gradient of micro-batch 0 before it computes F4.3; F0 does all its forwards first, so F5.3 before B5.0.
   ExpectRefused([](Schedule* s) { Reorder(s, 0, B(4, 0), F(4, 3)); },
                 {"deadlocks", "A0: B4.0 F4.3", "A0: >F4.3 -> F0: <F4.3", "F0: F5.3 B5.0", "F0: >B4.0 -> A0: <B4.0"});
+}
+
+// Of a long run in one group only the ends are told.
+TEST(Validate, ShortensCycles) {
+  ExpectRefused([](Schedule* s) { Reorder(s, 0, B(0, 0), F(0, 3)); },
+                {"A0: B0.0 F0.3", "-> F0: <F0.3", " ... B1.0 -> F0: >B0.0 -> A0: <B0.0 -> A0: B0.0"});
 }
 
 TEST(Validate, RefusesRandomReorderingThatTheModelCannotRun) {
