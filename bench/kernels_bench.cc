@@ -5,6 +5,7 @@
 #include <ATen/Parallel.h>
 #include <benchmark/benchmark.h>
 
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <vector>
