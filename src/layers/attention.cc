@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "layers/attention_core.h"
 #include "layers/blocks.h"
+#include "layers/router_logits.h"
 
 namespace disagmoe {
 namespace {
@@ -79,7 +80,7 @@ Tensor RouterInput(const ModelConfig& c, const AttentionParams& p, AttentionSave
   Tensor u = Empty({saved.h.size(0), saved.h.size(1)}, saved.h);
   saved.rstd2 = EmptyFp32({saved.h.size(0)}, saved.h);
   RmsNorm(saved.h, p.norm2.value, c.rms_norm_eps, u, saved.rstd2);
-  return u.to(at::kFloat);
+  return u;
 }
 
 }  // namespace
@@ -110,7 +111,7 @@ AttentionOutput AttentionForward(const ModelConfig& c, const AttentionParams& p,
   if (!p.router.defined()) return {saved.h, {}, {}};
   const int64_t T = x.size(0), E = c.num_experts, K = c.num_experts_per_tok;
   Tensor logits = EmptyFp32({T, E}, x), gates = EmptyFp32({T, K}, x);
-  at::mm_out(logits, RouterInput(c, p, saved), p.router.value.t());
+  RouterLogits(RouterInput(c, p, saved), p.router.value, logits);
   saved.probs = EmptyFp32({T, E}, x);
   saved.ids = at::empty({T, K}, x.options().dtype(at::kInt));
   SoftmaxTopK(logits, saved.probs, saved.ids);
@@ -129,7 +130,7 @@ void AttentionRecompute(const ModelConfig& c, const AttentionParams& p, Attentio
   Run(c, p, saved);
   if (!p.router.defined()) return;
   Tensor logits = EmptyFp32({saved.x.size(0), c.num_experts}, saved.x), again = at::empty_like(saved.ids);
-  at::mm_out(logits, RouterInput(c, p, saved), p.router.value.t());
+  RouterLogits(RouterInput(c, p, saved), p.router.value, logits);
   saved.probs = at::empty_like(logits);
   SoftmaxTopK(logits, saved.probs, again);  // the choice of the forward stays; `again` is dropped
 }
@@ -169,7 +170,7 @@ void RouterPart(const ModelConfig& c, const AttentionParams& p, AttentionSaved& 
   Tensor d_probs, d_logits = EmptyFp32({T, c.num_experts}, dh);
   if (aux != nullptr && aux->weight != 0 && T > 0) d_probs = AuxBackward(c, saved, p.s(), *aux);
   RouterBackward(d_gates, d_probs, saved.probs, saved.ids, c.norm_topk_prob, d_logits);
-  AddGrad(p.router.grad, d_logits, RouterInput(c, p, saved));
+  AddGrad(p.router.grad, d_logits, RouterInput(c, p, saved).to(at::kFloat));
   const Tensor du = at::mm(d_logits, p.router.value).to(dh.scalar_type());
   Tensor dw = p.norm2.grad;
   RmsNormBackward(du, saved.h, p.norm2.value, saved.rstd2, dh, /*add_dx=*/true, dw);

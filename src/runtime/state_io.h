@@ -1,0 +1,28 @@
+// Weights and optimizer state to and from checkpoints, independent of the layout.
+//
+// An array is "<kind>/<parameter>" with kind weight, exp_avg or exp_avg_sq; of a per-expert parameter one array an
+// expert, "<kind>/<parameter>#<expert>". A rank that owns only part of one writes "<...>@begin:end", flat.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "io/checkpoint.h"
+#include "layers/optimizer.h"
+
+namespace disagmoe {
+
+// What must be equal to continue a run: model, batch, sequence length, seed. As text.
+std::string ResumeKey(const RunConfig& config);
+
+// Writes the `weights` ranges of the store and the `moments` ranges of the optimizer (both flat; the moments must be
+// owned) into one file.
+CheckpointFile SaveState(const std::string& path, const ParamStore& store, const AdamW& optimizer,
+                         const std::vector<Range>& weights, const std::vector<Range>& moments);
+// Fills everything that the store holds, and the optimizer's owned ranges (optimizer may be null: weights only), from
+// all the files of a checkpoint folder. Throws Error if something is missing or does not fit; verifies the hash of
+// each file that it reads from.
+void LoadState(const std::string& folder, ParamStore& store, AdamW* optimizer);
+
+}  // namespace disagmoe

@@ -1,0 +1,432 @@
+#include "runtime/trainer.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/DeviceAccelerator.h>
+#include <c10/core/GradMode.h>
+#include <malloc.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "base/error.h"
+#include "base/time.h"
+#include "runtime/collectives.h"
+#include "runtime/executor.h"
+#include "runtime/state_io.h"
+
+namespace disagmoe {
+namespace {
+
+at::Device PickDevice(const DeviceConfig& config) {
+  at::set_num_threads(config.threads);
+  const auto accelerator = at::getAccelerator(/*checked=*/false);
+  const bool there = accelerator.has_value() && at::hasCUDA();
+  if (config.type == "cpu" || (config.type == "auto" && !there)) return at::kCPU;
+  if (!there) throw Error({"no accelerator", "device.type", "none that libtorch finds", "\"" + config.type + "\"", "device.type=cpu"});
+  return at::Device(*accelerator, 0);
+}
+
+double PeakMemory() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) * 1024;
+}
+
+std::string StageName(int64_t stage, int64_t layers) {
+  if (stage < 0) return "the embedding";
+  if (stage == 2 * layers) return "the head";
+  return (stage % 2 == 0 ? "attention of layer " : "experts of layer ") + std::to_string(stage / 2);
+}
+
+// bad: micro-batch * stages + stage, or negative.
+void CheckFinite(const RunConfig& config, int64_t step, double loss, double norm, int64_t bad) {
+  if (std::isfinite(loss) && std::isfinite(norm)) return;
+  const int64_t L = config.model.num_hidden_layers, stages = 2 * L + 1;
+  const std::string what = std::isfinite(loss) ? "the gradient norm is not finite" : "the loss is not finite";
+  const std::string where = "step " + std::to_string(step) +
+                            (bad >= 0 ? ", first seen in the output of " + StageName(bad % stages, L) + ", micro-batch " +
+                                            std::to_string(bad / stages)
+                                      : ", first seen in the backward");
+  throw Error({what, where, std::to_string(std::isfinite(loss) ? norm : loss), "a finite number",
+               "lower train.lr or set train.clip_grad; the last checkpoint is good"});
+}
+
+struct Resume {
+  int64_t step = 0;  // last step done
+  std::string folder;
+};
+
+Resume FindCheckpoint(const RunConfig& config) {
+  if (config.train.resume.empty()) return {};
+  Resume r;
+  r.folder = ResolveCheckpoint(config.out + "/checkpoints", config.train.resume);
+  const CheckpointManifest manifest = ReadManifest(r.folder);
+  r.step = manifest.step;
+  if (manifest.layout != ResumeKey(config)) {
+    // Name the first line that differs.
+    auto lines = [](const std::string& text) {
+      std::vector<std::string> out{""};
+      for (char c : text) {
+        if (c == '\n') {
+          out.emplace_back();
+        } else {
+          out.back().push_back(c);
+        }
+      }
+      return out;
+    };
+    const auto a = lines(manifest.layout), b = lines(ResumeKey(config));
+    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+      if (a[i] != b[i]) {
+        throw Error({"the checkpoint is of another run", r.folder, b[i], a[i], "model, batch and seed must stay the same; start anew without train.resume"});
+      }
+    }
+    throw Error({"the checkpoint is of another run", r.folder, "", "", "start anew without train.resume"});
+  }
+  if (r.step > config.train.steps) {
+    throw Error({"the checkpoint is beyond the last step", r.folder, "step " + std::to_string(r.step), "at most " + std::to_string(config.train.steps), "raise train.steps"});
+  }
+  return r;
+}
+
+void WriteText(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::trunc);
+  file << text;
+  if (!file.flush()) throw Error({"cannot write", path, "", "", "is the disk full?"});
+}
+
+void CheckVocabulary(const RunConfig& config, const IndexedDataset& data) {
+  const int64_t largest = data.MaxToken();
+  if (largest >= config.model.vocab_size) {
+    throw Error({"token outside of the vocabulary", config.data.path + ".bin", std::to_string(largest),
+                 "below model.vocab_size = " + std::to_string(config.model.vocab_size), "the data was made for another vocabulary"});
+  }
+}
+
+bool EvaluateAfter(const TrainConfig& t, int64_t step) {
+  if (t.eval_micro_batches == 0) return false;
+  return step == 0 || step == t.steps || (t.eval_interval > 0 && step % t.eval_interval == 0);
+}
+bool SaveAfter(const TrainConfig& t, int64_t step) {
+  return t.save && (step == t.steps || (t.save_interval > 0 && step % t.save_interval == 0));
+}
+
+// One rank of a disaggregated (or colocated) run.
+class Trainer {
+ public:
+  Trainer(const RunConfig& config, const RankContext& context)
+      : config_(config),
+        context_(context),
+        device_(PickDevice(config.device)),
+        data_(config.data.path),
+        batches_(data_, config.data.split, config.train.seq_length, config.train.seed),
+        schedule_(ScheduleOf(config, config.train.micro_batches, true)),
+        topology_(config, schedule_),
+        held_(topology_.held(context.rank)),
+        store_(held_.params, config.train.dtype == "bf16" ? at::kBFloat16 : at::kFloat, device_),
+        optimizer_(store_, OwnedRanges(), config.train),
+        waits_(context.rank, context.clock_offsets, static_cast<int64_t>(config.transport.timeout_s * 1e9), *context.status),
+        executor_(config, topology_, store_, batches_, context.transport, context.rank, device_, waits_, *context.status),
+        collectives_(context.transport, context.rank, waits_) {
+    if (config.train.eval_micro_batches > 0) evaluation_ = ScheduleOf(config, config.train.eval_micro_batches, false);
+    for (const auto& b : held_.buckets) {
+      if (b.id >= 0) buckets_.push_back({BucketRange(b), b.ranks, b.id});
+    }
+  }
+
+  RunResult Run();
+
+ private:
+  bool first() const { return context_.rank == 0; }
+  Range BucketRange(const Topology::HeldBucket& b) const { return {store_.offset(b.begin), store_.offset(b.end)}; }
+  std::vector<Range> OwnedRanges() const;
+  std::vector<Range> PartRanges() const;
+  double Evaluate(int64_t step);
+  StepRecord Step(int64_t step);
+  std::vector<double> SumOverRanks(std::vector<double> mine, int32_t id);
+  void Report(StepRecord& record, const PassResult& pass, double compute, double exposed, double bubble);
+  void Save(int64_t step);
+
+  const RunConfig& config_;
+  const RankContext& context_;
+  const at::Device device_;
+  IndexedDataset data_;
+  Batches batches_;
+  Schedule schedule_, evaluation_;
+  Topology topology_;
+  Topology::Held held_;
+  ParamStore store_;
+  AdamW optimizer_;
+  Waits waits_;
+  Executor executor_;
+  Collectives collectives_;
+  std::vector<Collectives::Bucket> buckets_;
+  uint32_t pass_ = 0;
+  uint64_t bytes_sent_ = 0, bytes_received_ = 0;
+  std::vector<TraceEvent> events_;
+  std::string last_checkpoint_;
+};
+
+// What this rank's optimizer updates: all that it holds, or its part of what it shares.
+std::vector<Range> Trainer::OwnedRanges() const {
+  return config_.train.shard_optimizer ? PartRanges() : std::vector<Range>{{0, store_.numel()}};
+}
+
+// This rank's part of each bucket: what it sums, counts in the norm, and writes to checkpoints.
+std::vector<Range> Trainer::PartRanges() const {
+  std::vector<Range> parts;
+  for (const auto& b : held_.buckets) {
+    const auto it = std::find(b.ranks.begin(), b.ranks.end(), context_.rank);
+    parts.push_back(PartOf(BucketRange(b), b.ranks.size(), static_cast<size_t>(it - b.ranks.begin())));
+  }
+  return parts;
+}
+
+// The same sum at every rank: added up in rank order at rank 0. The last value is not summed: the smallest that is not
+// negative wins.
+std::vector<double> Trainer::SumOverRanks(std::vector<double> mine, int32_t id) {
+  if (topology_.world() == 1) return mine;
+  const auto all = collectives_.Gather(mine, topology_.world(), pass_, id);
+  if (first()) {
+    for (size_t r = 1; r < all.size(); ++r) {
+      for (size_t i = 0; i + 1 < mine.size(); ++i) mine[i] += all[r][i];
+      const double bad = all[r].back();
+      if (bad >= 0 && (mine.back() < 0 || bad < mine.back())) mine.back() = bad;
+    }
+  }
+  return collectives_.Broadcast(mine, topology_.world(), pass_, id);
+}
+
+double Trainer::Evaluate(int64_t step) {
+  ++pass_;
+  const PassResult pass = executor_.Run(evaluation_, {pass_, step, /*held_out=*/true, 0});
+  context_.status->Doing("summing the held-out loss of step " + std::to_string(step));
+  const double tokens = static_cast<double>(config_.train.eval_micro_batches * config_.train.micro_batch_size * config_.train.seq_length);
+  return SumOverRanks({pass.token_loss, static_cast<double>(pass.bad)}, 0)[0] / tokens;
+}
+
+StepRecord Trainer::Step(int64_t step) {
+  const TrainConfig& t = config_.train;
+  const int64_t begin = NowNs(), exposed0 = waits_.exposed_ns(), bubble0 = waits_.bubble_ns();
+  const bool traced = config_.trace.steps > 0 && step >= config_.trace.first_step && step < config_.trace.first_step + config_.trace.steps;
+  waits_.Trace(traced ? &events_ : nullptr, step);
+  ++pass_;
+  const int64_t sequences = t.micro_batches * t.micro_batch_size;
+  const PassResult pass = executor_.Run(schedule_, {pass_, step, false, (step - 1) * sequences});
+
+  const int64_t end_begin = NowNs();
+  context_.status->Doing("summing gradients of step " + std::to_string(step));
+  collectives_.ReduceScatter(store_.flat_grad(), buckets_, pass_);
+  double squares = 0;
+  for (const Range& r : PartRanges()) squares += SumOfSquares(store_.flat_grad().narrow(0, r.begin, r.size()));
+  const auto sums = SumOverRanks({pass.token_loss, pass.aux_loss, squares, static_cast<double>(pass.bad)}, 1);
+  StepRecord record;
+  record.step = step;
+  record.loss = sums[0] / static_cast<double>(sequences * t.seq_length);
+  record.aux_loss = sums[1];
+  record.grad_norm = std::sqrt(sums[2]);
+  record.lr = LearningRate(t, step);
+  CheckFinite(config_, step, record.loss + record.aux_loss, record.grad_norm, static_cast<int64_t>(sums[3]));
+  const double clip = ClipCoefficient(t.clip_grad, record.grad_norm);
+  if (!t.shard_optimizer || context_.on_gradients) collectives_.AllGather(store_.flat_grad(), buckets_, pass_);
+  if (context_.on_gradients) context_.on_gradients(step, store_);
+  optimizer_.Step(step, record.lr, clip);
+  if (t.shard_optimizer) {
+    ++pass_;
+    context_.status->Doing("gathering weights of step " + std::to_string(step));
+    collectives_.AllGather(store_.flat_master(), buckets_, pass_);
+    for (const auto& b : buckets_) store_.Refresh(b.range.begin, b.range.end);
+  }
+  store_.ZeroGrad();
+  const int64_t end = NowNs();
+  waits_.Record(Stream::kStep, "gradients and optimizer", end_begin, end);
+  waits_.Trace(nullptr, step);
+  const double exposed = static_cast<double>(waits_.exposed_ns() - exposed0) * 1e-9;
+  const double bubble = static_cast<double>(waits_.bubble_ns() - bubble0) * 1e-9;
+  record.step_seconds = static_cast<double>(end - begin) * 1e-9;
+  record.tokens_per_second = static_cast<double>(sequences * t.seq_length) / record.step_seconds;
+  Report(record, pass, record.step_seconds - exposed - bubble, exposed, bubble);
+  return record;
+}
+
+// Figures of all workers, at rank 0.
+void Trainer::Report(StepRecord& record, const PassResult& pass, double compute, double exposed, double bubble) {
+  uint64_t sent = 0, received = 0;
+  if (context_.transport != nullptr) {
+    sent = context_.transport->counters().bytes_sent;
+    received = context_.transport->counters().bytes_received;
+  }
+  double load = 0;
+  const int64_t most = *std::max_element(pass.expert_tokens.begin(), pass.expert_tokens.end());
+  const double fair = static_cast<double>(config_.train.micro_batches * config_.train.micro_batch_size * config_.train.seq_length *
+                                          config_.model.num_experts_per_tok) / static_cast<double>(config_.model.num_experts);
+  load = static_cast<double>(most) / fair;
+  const std::vector<double> mine = {compute, exposed, bubble, static_cast<double>(sent - bytes_sent_),
+                                    static_cast<double>(received - bytes_received_), static_cast<double>(pass.row_bytes_sent),
+                                    PeakMemory(), load};
+  bytes_sent_ = sent;
+  bytes_received_ = received;
+  const auto all = topology_.world() == 1 ? std::vector<std::vector<double>>{mine}
+                                          : collectives_.Gather(mine, topology_.world(), pass_, 2);
+  for (size_t r = 0; r < all.size(); ++r) {
+    const auto& v = all[r];
+    record.workers.push_back({topology_.worker_name(static_cast<int>(r)), v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]});
+  }
+}
+
+void Trainer::Save(int64_t step) {
+  context_.status->Doing("writing the checkpoint of step " + std::to_string(step));
+  const std::string root = config_.out + "/checkpoints", folder = PartialFolder(root, step);
+  const CheckpointFile mine = SaveState(folder + "/" + RankFileName(context_.rank), store_, optimizer_, PartRanges(), PartRanges());
+  CheckpointManifest manifest{step, ResumeKey(config_), PrintConfig(config_), {mine}};
+  if (topology_.world() > 1) {
+    ++pass_;
+    // A hash is 64 hex digits: 32 bytes, sent as numbers.
+    std::vector<double> report{static_cast<double>(mine.bytes)};
+    for (char c : mine.sha256) report.push_back(c);
+    const auto all = collectives_.Gather(report, topology_.world(), pass_, 3);
+    for (size_t r = 1; r < all.size(); ++r) {
+      CheckpointFile file{RankFileName(static_cast<int>(r)), static_cast<uint64_t>(all[r][0]), {}};
+      for (size_t i = 1; i < all[r].size(); ++i) file.sha256.push_back(static_cast<char>(all[r][i]));
+      manifest.files.push_back(file);
+    }
+  }
+  if (first()) last_checkpoint_ = PublishCheckpoint(root, manifest);
+  // Nobody goes on before it is there: a failure of the publisher must stop the run.
+  if (topology_.world() > 1) collectives_.Broadcast({0}, topology_.world(), pass_, 3);
+}
+
+RunResult Trainer::Run() {
+  const TrainConfig& t = config_.train;
+  const Resume resume = FindCheckpoint(config_);
+  if (first()) CheckVocabulary(config_, data_);
+  if (resume.folder.empty()) {
+    store_.Initialise(t.seed);
+  } else {
+    LoadState(resume.folder, store_, &optimizer_);
+  }
+  if (context_.on_start) context_.on_start(store_);
+  std::unique_ptr<RunLog> log;
+  if (first() && context_.write_files) {
+    log = std::make_unique<RunLog>(config_, resume.step + 1, context_.json);
+    WriteText(config_.out + "/config.toml", PrintConfig(config_));
+    RemoveLeftovers(config_.out + "/checkpoints");
+    log->Note("training on " + DescribeDevice(config_.device) + ": " + std::to_string(topology_.world()) + " workers, schedule " +
+              schedule_.name + (resume.folder.empty() ? "" : ", continued after step " + std::to_string(resume.step)));
+  }
+  RunResult result;
+  auto held_out = [&](int64_t step) {
+    const double loss = Evaluate(step);
+    if (!first()) return;
+    result.held_out.push_back({step, loss});
+    if (log) log->HeldOut({step, loss});
+  };
+  if (resume.step == 0 && EvaluateAfter(t, 0)) held_out(0);
+  for (int64_t step = resume.step + 1; step <= t.steps; ++step) {
+    StepRecord record = Step(step);
+    if (first()) {
+      if (log) log->Step(record);
+      result.steps.push_back(std::move(record));
+    }
+    if (EvaluateAfter(t, step)) held_out(step);
+    if (context_.write_files && SaveAfter(t, step)) Save(step);
+  }
+  if (context_.write_files && config_.trace.steps > 0 && !events_.empty()) {
+    std::filesystem::create_directories(config_.out + "/trace");
+    char name[32];
+    std::snprintf(name, sizeof name, "/trace/rank-%05d.jsonl", context_.rank);
+    WriteEvents(config_.out + name, events_);
+  }
+  result.checkpoint = last_checkpoint_;
+  return result;
+}
+
+}  // namespace
+
+std::string DescribeDevice(const DeviceConfig& config) {
+  const at::Device device = PickDevice(config);
+  return device.is_cpu() ? "cpu (" + std::to_string(config.threads) + (config.threads == 1 ? " thread" : " threads") + " a worker)" : device.str();
+}
+
+RunResult TrainRank(const RunConfig& config, const RankContext& context) {
+  c10::NoGradGuard no_grad;
+  return Trainer(config, context).Run();
+}
+
+RunResult TrainReference(const RunConfig& config, const RankContext& context) {
+  c10::NoGradGuard no_grad;
+  const TrainConfig& t = config.train;
+  const at::Device device = PickDevice(config.device);
+  const IndexedDataset data(config.data.path);
+  const Batches batches(data, config.data.split, t.seq_length, t.seed);
+  CheckVocabulary(config, data);
+  Reference model(config, device);
+  ParamStore& store = model.store();
+  AdamW optimizer(store, {{0, store.numel()}}, t);
+  const Resume resume = FindCheckpoint(config);
+  if (resume.folder.empty()) {
+    store.Initialise(t.seed);
+  } else {
+    LoadState(resume.folder, store, &optimizer);
+  }
+  if (context.on_start) context.on_start(store);
+  std::unique_ptr<RunLog> log;
+  if (context.write_files) {
+    log = std::make_unique<RunLog>(config, resume.step + 1, context.json);
+    WriteText(config.out + "/config.toml", PrintConfig(config));
+    log->Note("reference: one process, no disaggregation, on " + DescribeDevice(config.device));
+  }
+  auto micro_batch = [&](bool held_out, int64_t first) {
+    at::Tensor tokens = at::empty({t.micro_batch_size, t.seq_length + 1}, at::kLong);
+    for (int64_t i = 0; i < t.micro_batch_size; ++i) {
+      int64_t* out = tokens.data_ptr<int64_t>() + i * (t.seq_length + 1);
+      held_out ? batches.HeldOut(first + i, out) : batches.Train(first + i, out);
+    }
+    return tokens.to(device);
+  };
+  RunResult result;
+  auto evaluate = [&](int64_t step) {
+    double loss = 0;
+    for (int64_t m = 0; m < t.eval_micro_batches; ++m) loss += model.Run(micro_batch(true, m * t.micro_batch_size), false).tokens;
+    result.held_out.push_back({step, loss / static_cast<double>(t.eval_micro_batches * t.micro_batch_size * t.seq_length)});
+    if (log) log->HeldOut(result.held_out.back());
+  };
+  if (EvaluateAfter(t, resume.step)) evaluate(resume.step);
+  const int64_t sequences = t.micro_batches * t.micro_batch_size, stages = 2 * config.model.num_hidden_layers + 1;
+  for (int64_t step = resume.step + 1; step <= t.steps; ++step) {
+    const int64_t begin = NowNs();
+    StepRecord r;
+    r.step = step;
+    int64_t bad = -1;
+    for (int64_t m = 0; m < t.micro_batches; ++m) {
+      const auto l = model.Run(micro_batch(false, (step - 1) * sequences + m * t.micro_batch_size), true);
+      r.loss += l.tokens / static_cast<double>(sequences * t.seq_length);
+      r.aux_loss += l.aux;
+      if (bad < 0 && l.bad_stage >= 0) bad = m * stages + l.bad_stage;
+    }
+    r.grad_norm = std::sqrt(SumOfSquares(store.flat_grad()));
+    r.lr = LearningRate(t, step);
+    CheckFinite(config, step, r.loss + r.aux_loss, r.grad_norm, bad);
+    if (context.on_gradients) context.on_gradients(step, store);
+    optimizer.Step(step, r.lr, ClipCoefficient(t.clip_grad, r.grad_norm));
+    store.ZeroGrad();
+    r.step_seconds = static_cast<double>(NowNs() - begin) * 1e-9;
+    r.tokens_per_second = static_cast<double>(sequences * t.seq_length) / r.step_seconds;
+    WorkerReport w;
+    w.name = "reference";
+    w.compute_s = r.step_seconds;
+    w.peak_memory = PeakMemory();
+    r.workers.push_back(w);
+    if (log) log->Step(r);
+    result.steps.push_back(std::move(r));
+    if (EvaluateAfter(t, step)) evaluate(step);
+  }
+  return result;
+}
+
+}  // namespace disagmoe
