@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <thread>
 
 #include "base/time.h"
@@ -58,97 +59,124 @@ std::vector<Times> Transfer(const std::vector<PacedOptions>& ranks, const std::v
   return times;
 }
 
-void ExpectAt(int64_t got_ns, int64_t model_ms, const char* what) {
-  EXPECT_GE(got_ns, model_ms * kMs) << what;
-  EXPECT_LE(got_ns, model_ms * kMs + kSlack) << what;
+struct Point {
+  int64_t got_ns;
+  int64_t model_ms;
+  const char* what;
+};
+
+// A busy machine may make a try late (and posting late, change who overtakes whom): up to three tries.
+void Check(const std::vector<PacedOptions>& ranks, const std::vector<Message>& messages,
+           const std::function<std::vector<Point>(const std::vector<Times>&)>& expected) {
+  for (int attempt = 1; attempt <= 3; ++attempt) {
+    bool off = false;
+    for (const Point& p : expected(Transfer(ranks, messages))) {
+      off |= p.got_ns < p.model_ms * kMs || p.got_ns > p.model_ms * kMs + kSlack;
+      if (attempt < 3) continue;
+      EXPECT_GE(p.got_ns, p.model_ms * kMs) << p.what;
+      EXPECT_LE(p.got_ns, p.model_ms * kMs + kSlack) << p.what;
+    }
+    if (!off) return;
+  }
 }
 
 const PacedOptions kNic{kRate, kRate, 0, 0};
 
 TEST(Paced, OneTransferTakesBytesOverBandwidthPlusLatency) {
   const PacedOptions nic{kRate, kRate, 30 * kMs, 0};
-  const auto t = Transfer({nic, nic}, {{0, 1, k60Ms}});
-  ExpectAt(t[0].send, 60, "the send side is free after 60 ms");
-  ExpectAt(t[0].recv, 90, "the message is there 30 ms later");
+  Check({nic, nic}, {{0, 1, k60Ms}}, [](const auto& t) -> std::vector<Point> {
+    return {{t[0].send, 60, "the send side is free after 60 ms"},
+            {t[0].recv, 90, "the message is there 30 ms later"}};
+  });
 }
 
 TEST(Paced, EmptyMessageTakesTheLatency) {
   const PacedOptions nic{kRate, kRate, 30 * kMs, 0};
-  const auto t = Transfer({nic, nic}, {{0, 1, 0}});
-  ExpectAt(t[0].send, 0, "send");
-  ExpectAt(t[0].recv, 30, "receive");
+  Check({nic, nic}, {{0, 1, 0}}, [](const auto& t) -> std::vector<Point> {
+    return {{t[0].send, 0, "send"},
+            {t[0].recv, 30, "receive"}};
+  });
 }
 
 TEST(Paced, TransfersOfOneNicQueue) {
-  const auto t = Transfer({kNic, kNic}, {{0, 1, k60Ms}, {0, 1, k60Ms / 2}, {0, 1, k60Ms}});
-  ExpectAt(t[0].recv, 60, "first");
-  ExpectAt(t[1].recv, 90, "second");
-  ExpectAt(t[2].recv, 150, "third");
+  Check({kNic, kNic}, {{0, 1, k60Ms}, {0, 1, k60Ms / 2}, {0, 1, k60Ms}}, [](const auto& t) -> std::vector<Point> {
+    return {{t[0].recv, 60, "first"},
+            {t[1].recv, 90, "second"},
+            {t[2].recv, 150, "third"}};
+  });
 }
 
 TEST(Paced, LatencyIsPaidOnceAQueue) {
   const PacedOptions nic{kRate, kRate, 50 * kMs, 0};
-  const auto t = Transfer({nic, nic}, {{0, 1, k60Ms}, {0, 1, k60Ms}});
-  ExpectAt(t[1].recv, 2 * 60 + 50, "two in a row");
+  Check({nic, nic}, {{0, 1, k60Ms}, {0, 1, k60Ms}}, [](const auto& t) -> std::vector<Point> {
+    return {{t[1].recv, 2 * 60 + 50, "two in a row"}};
+  });
 }
 
 TEST(Paced, DirectionsAreIndependent) {
-  const auto t = Transfer({kNic, kNic}, {{0, 1, k60Ms}, {1, 0, k60Ms}});
-  ExpectAt(t[0].recv, 60, "there");
-  ExpectAt(t[1].recv, 60, "and back, at the same time");
+  Check({kNic, kNic}, {{0, 1, k60Ms}, {1, 0, k60Ms}}, [](const auto& t) -> std::vector<Point> {
+    return {{t[0].recv, 60, "there"},
+            {t[1].recv, 60, "and back, at the same time"}};
+  });
 }
 
 TEST(Paced, OneSenderSharesItsNic) {
-  const auto t = Transfer({kNic, kNic, kNic}, {{0, 1, k60Ms}, {0, 2, k60Ms}});
-  ExpectAt(t[0].recv, 60, "to rank 1");
-  ExpectAt(t[1].recv, 120, "to rank 2");
+  Check({kNic, kNic, kNic}, {{0, 1, k60Ms}, {0, 2, k60Ms}}, [](const auto& t) -> std::vector<Point> {
+    return {{t[0].recv, 60, "to rank 1"},
+            {t[1].recv, 120, "to rank 2"}};
+  });
 }
 
 TEST(Paced, TwoSendersQueueAtOneReceiver) {
-  const auto t = Transfer({kNic, kNic, kNic}, {{0, 2, k60Ms}, {1, 2, k60Ms}});
   // Either may be first; both senders are done after 60 ms, the receive side takes 120.
-  ExpectAt(t[0].send, 60, "send of rank 0");
-  ExpectAt(t[1].send, 60, "send of rank 1");
-  ExpectAt(std::min(t[0].recv, t[1].recv), 60, "first");
-  ExpectAt(std::max(t[0].recv, t[1].recv), 120, "second");
+  Check({kNic, kNic, kNic}, {{0, 2, k60Ms}, {1, 2, k60Ms}}, [](const auto& t) -> std::vector<Point> {
+    return {{t[0].send, 60, "send of rank 0"},
+            {t[1].send, 60, "send of rank 1"},
+            {std::min(t[0].recv, t[1].recv), 60, "first"},
+            {std::max(t[0].recv, t[1].recv), 120, "second"}};
+  });
 }
 
 TEST(Paced, SlowerSideDecides) {
   const PacedOptions slow{kRate / 2, kRate / 2, 0, 0};
   // Both to a slow receiver and from a slow sender: 6 MB at 50 MB/s.
-  const auto t = Transfer({kNic, slow}, {{0, 1, k60Ms}, {1, 0, k60Ms}});
-  ExpectAt(t[0].send, 60, "fast sender");
-  ExpectAt(t[0].recv, 120, "slow receiver");
-  ExpectAt(t[1].recv, 120, "slow sender");
+  Check({kNic, slow}, {{0, 1, k60Ms}, {1, 0, k60Ms}}, [](const auto& t) -> std::vector<Point> {
+    return {{t[0].send, 60, "fast sender"},
+            {t[0].recv, 120, "slow receiver"},
+            {t[1].recv, 120, "slow sender"}};
+  });
 }
 
 TEST(Paced, BackwardGoesFirstAtTheSendSide) {
   const auto back = MessageKind::kBackward;
   // When the gradients come (20 ms), the first message holds the NIC and the second waits: they pass it.
-  const auto t = Transfer({kNic, kNic}, {{0, 1, k60Ms}, {0, 1, k60Ms}, {0, 1, k60Ms, back, 20}});
-  ExpectAt(t[0].recv, 60, "in progress, not interrupted");
-  ExpectAt(t[2].recv, 120, "gradients");
-  ExpectAt(t[1].recv, 180, "overtaken");
+  Check({kNic, kNic}, {{0, 1, k60Ms}, {0, 1, k60Ms}, {0, 1, k60Ms, back, 20}}, [](const auto& t) -> std::vector<Point> {
+    return {{t[0].recv, 60, "in progress, not interrupted"},
+            {t[2].recv, 120, "gradients"},
+            {t[1].recv, 180, "overtaken"}};
+  });
 }
 
 TEST(Paced, BackwardGoesFirstAtTheReceiveSide) {
   const auto back = MessageKind::kBackward;
-  const auto t = Transfer({kNic, kNic, kNic, kNic}, {{0, 3, k60Ms}, {1, 3, k60Ms, MessageKind::kForward, 15},
-                                                {2, 3, k60Ms, back, 30}});
-  ExpectAt(t[0].recv, 60, "in progress");
-  ExpectAt(t[2].recv, 120, "gradients");
-  ExpectAt(t[1].recv, 180, "overtaken");
+  Check({kNic, kNic, kNic, kNic}, {{0, 3, k60Ms}, {1, 3, k60Ms, MessageKind::kForward, 15},
+                                                {2, 3, k60Ms, back, 30}}, [](const auto& t) -> std::vector<Point> {
+    return {{t[0].recv, 60, "in progress"},
+            {t[2].recv, 120, "gradients"},
+            {t[1].recv, 180, "overtaken"}};
+  });
 }
 
 TEST(Paced, UnlimitedBandwidthIsTheWireBelow) {
-  const auto t = Transfer({{0, 0, 10 * kMs, 0}, {0, 0, 10 * kMs, 0}}, {{0, 1, 1'000'000}, {0, 1, 1'000'000}});
-  ExpectAt(t[1].recv, 10, "latency alone");
+  Check({{0, 0, 10 * kMs, 0}, {0, 0, 10 * kMs, 0}}, {{0, 1, 1'000'000}, {0, 1, 1'000'000}}, [](const auto& t) -> std::vector<Point> {
+    return {{t[1].recv, 10, "latency alone"}};
+  });
 }
 
 TEST(Paced, LateWakeUpsDoNotAddUp) {
   // 300 messages of 0.5 ms: 150 ms. Were the thread's own delay part of the model, each would add to the sum.
   std::vector<Message> messages(300, Message{0, 1, k60Ms / 120});
-  ExpectAt(Transfer({kNic, kNic}, messages).back().recv, 150, "last of 300");
+  Check({kNic, kNic}, messages, [](const auto& t) -> std::vector<Point> { return {{t.back().recv, 150, "last"}}; });
 }
 
 TEST(Paced, AbortEndsWhatIsOnTheWire) {

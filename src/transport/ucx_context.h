@@ -11,6 +11,8 @@ namespace disagmoe {
 
 class UcxContext {
  public:
+  static constexpr unsigned kAmId = 0;  // of all our active messages
+
   explicit UcxContext(const UcxOptions& options);
   ~UcxContext();
   UcxContext(const UcxContext&) = delete;

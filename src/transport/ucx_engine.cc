@@ -10,12 +10,8 @@ namespace {
 
 // Progress calls in a row before commands get their turn: an endless drain beside a streaming peer starves our sends.
 constexpr int kProgressBurst = 16;
+constexpr int64_t kSuspectPollNs = 5'000'000;
 constexpr int64_t kLongestSleepNs = 1'000'000'000;
-// After an error of UCX, wait so long for a farewell that may still be on its way: the peer may have closed in order.
-constexpr int64_t kSuspectNs = 20'000'000;
-constexpr int64_t kFarewellNs = 1'000'000'000;
-constexpr int64_t kAbortNs = 50'000'000;  // nobody needs to answer; only let it out
-constexpr int64_t kCloseEndpointsNs = 1'000'000'000;
 
 }  // namespace
 
@@ -24,24 +20,16 @@ constexpr int64_t kCloseEndpointsNs = 1'000'000'000;
 UcxTransport::Engine::Engine(UcxOptions options) : options_(std::move(options)) {
   DM_CHECK(options_.rank >= 0 && options_.rank < options_.size, "rank " + std::to_string(options_.rank));
   context_ = std::make_unique<UcxContext>(options_);
-  const std::pair<What, ucp_am_recv_callback_t> handlers[] = {
-      {What::kData, OnAm<What::kData>},
-      {What::kHello, OnAm<What::kHello>},
-      {What::kBye, OnAm<What::kBye>},
-      {What::kByeAck, OnAm<What::kByeAck>},
-      {What::kAbort, OnAm<What::kAbort>}};
   for (ucp_worker_h worker : {context_->tx(), context_->rx()}) {
-    for (auto& [what, handler] : handlers) {
-      ucp_am_handler_param_t param{};
-      param.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
-                         UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
-      param.id = static_cast<unsigned>(what);
-      param.flags = UCP_AM_FLAG_WHOLE_MSG;
-      param.cb = handler;
-      param.arg = this;
-      const ucs_status_t status = ucp_worker_set_am_recv_handler(worker, &param);
-      if (status != UCS_OK) throw Error(std::string("UCX cannot receive active messages: ") + ucs_status_string(status));
-    }
+    ucp_am_handler_param_t param{};
+    param.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                       UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+    param.id = UcxContext::kAmId;
+    param.flags = UCP_AM_FLAG_WHOLE_MSG;
+    param.cb = OnMessage;
+    param.arg = this;
+    const ucs_status_t status = ucp_worker_set_am_recv_handler(worker, &param);
+    if (status != UCS_OK) throw Error(std::string("UCX cannot receive active messages: ") + ucs_status_string(status));
   }
   address_ = context_->address();
 }
@@ -103,8 +91,9 @@ void UcxTransport::Engine::Abort(const std::string& reason) {
 
 // --- Called by UCX inside progress --------------------------------------------------------------------------------
 
-ucs_status_t UcxTransport::Engine::OnMessage(What what, Engine* engine, const void* header, size_t header_size,
-                                             void* data, size_t size, const ucp_am_recv_param_t* param) {
+ucs_status_t UcxTransport::Engine::OnMessage(void* self, const void* header, size_t header_size, void* data,
+                                             size_t size, const ucp_am_recv_param_t* param) {
+  auto* engine = static_cast<Engine*>(self);
   WireHeader h;
   if (header_size != sizeof h) return UCS_OK;
   std::memcpy(&h, header, sizeof h);
@@ -113,7 +102,7 @@ ucs_status_t UcxTransport::Engine::OnMessage(What what, Engine* engine, const vo
     return UCS_OK;  // of another run: dropped
   }
   Arrival arrival;
-  arrival.what = what;
+  arrival.what = h.what;
   arrival.key = {h.src, {h.step, static_cast<MessageKind>(h.kind), h.stage, h.micro_batch}};
   arrival.parcel.size = size;
   arrival.parcel.stamps = h.stamps;
@@ -177,7 +166,7 @@ void UcxTransport::Engine::Turn(int64_t until_ns) {
   SweepAbort();
   if (!suspects_.empty()) {
     ResolveSuspects();
-    until_ns = std::min(until_ns, NowNs() + kSuspectNs / 4);
+    until_ns = std::min(until_ns, NowNs() + kSuspectPollNs);
   }
   if (busy || !Idle()) return;
   context_->Sleep(std::max<int64_t>(0, until_ns - NowNs()));
@@ -219,7 +208,7 @@ void UcxTransport::Engine::Send(Command command) {
   const MessageKey& key = command.request->key();
   auto* op = new Op{this, &peer, command.request, std::move(command.buffer), {}, true};
   op->header = {options_.token, options_.rank, key.step, key.stage, key.micro_batch,
-                static_cast<uint64_t>(key.kind), command.stamps};
+                static_cast<uint32_t>(key.kind), What::kData, command.stamps};
   ops_.insert(op);
   ucp_ep_h ep = Endpoint(peer, true);
   if (!ep) return Finish(op, peer.error);
@@ -229,7 +218,7 @@ void UcxTransport::Engine::Send(Command command) {
   param.cb.send = OnSent;
   param.user_data = op;
   // The header is read until the send is done, so it lives in the op.
-  ucs_status_ptr_t status = ucp_am_send_nbx(ep, static_cast<unsigned>(What::kData), &op->header, sizeof op->header,
+  ucs_status_ptr_t status = ucp_am_send_nbx(ep, UcxContext::kAmId, &op->header, sizeof op->header,
                                             op->buffer.data, op->buffer.size, &param);
   if (!UCS_PTR_IS_PTR(status)) Finish(op, UCS_PTR_STATUS(status));
 }
@@ -260,7 +249,10 @@ void UcxTransport::Engine::Arrive(Arrival& arrival) {
   Peer& peer = peers_[arrival.key.src];
   const bool data = arrival.what == What::kData;
   // The connection is there already; an endpoint of ours makes its loss known here, and carries our farewell.
-  if (peer.state == PeerState::kHere) Endpoint(peer, !data);
+  if (peer.state == PeerState::kHere && (data || arrival.what == What::kHello)) {
+    Endpoint(peer, !data);
+    if (farewell_) SayFarewell(peer);
+  }
   if (data) {
     ArriveData(arrival.key, std::move(arrival.parcel), peer);
   } else {
@@ -330,174 +322,6 @@ void UcxTransport::Engine::Finish(Op* op, ucs_status_t status) {
     counters_.messages_received += 1;
     op->request->Complete(std::move(op->buffer), op->header.stamps);
   }
-}
-
-void UcxTransport::Engine::SendControl(Peer& peer, What what) {
-  ucp_ep_h ep = peer.tx && what != What::kHello ? peer.tx : peer.rx;
-  if (!ep) return;
-  auto* op = new Op{this, &peer, nullptr, {}, {}, true};
-  op->header.token = options_.token;
-  op->header.src = options_.rank;
-  ops_.insert(op);
-  ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
-  param.flags = UCP_AM_SEND_FLAG_EAGER;
-  param.cb.send = OnSent;
-  param.user_data = op;
-  ucs_status_ptr_t status =
-      ucp_am_send_nbx(ep, static_cast<unsigned>(what), &op->header, sizeof op->header, nullptr, 0, &param);
-  if (!UCS_PTR_IS_PTR(status)) Finish(op, UCS_PTR_STATUS(status));
-}
-
-// --- Peers --------------------------------------------------------------------------------------------------------
-
-// Null where it cannot be made; the peer is then a suspect.
-ucp_ep_h UcxTransport::Engine::Endpoint(Peer& peer, bool tx) {
-  ucp_ep_h& ep = tx ? peer.tx : peer.rx;
-  if (ep) return ep;
-  ucp_ep_params_t params{};
-  params.field_mask =
-      UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
-  const std::string& address = tx ? peer.address.rx : peer.address.tx;
-  params.address = reinterpret_cast<const ucp_address_t*>(address.data());
-  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
-  params.err_handler = {OnError, &peer};
-  const ucs_status_t status = ucp_ep_create(tx ? context_->tx() : context_->rx(), &params, &ep);
-  if (status != UCS_OK) {
-    ep = nullptr;
-    Suspect(peer, status);
-  } else if (!tx) {
-    SendControl(peer, What::kHello);
-  }
-  return ep;
-}
-
-void UcxTransport::Engine::CloseEndpoints(Peer& peer, bool force) {
-  for (ucp_ep_h ep : {std::exchange(peer.tx, nullptr), std::exchange(peer.rx, nullptr)}) {
-    if (!ep) continue;
-    ucp_request_param_t param{};
-    param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
-    param.flags = force ? UCP_EP_CLOSE_FLAG_FORCE : 0;
-    param.cb.send = OnClosed;
-    param.user_data = this;
-    ++closing_;
-    if (!UCS_PTR_IS_PTR(ucp_ep_close_nbx(ep, &param))) --closing_;
-  }
-}
-
-void UcxTransport::Engine::Suspect(Peer& peer, ucs_status_t status) {
-  if (peer.suspect_ns) return;
-  peer.suspect_ns = NowNs();
-  peer.error = status;
-  suspects_.push_back(&peer);
-}
-
-void UcxTransport::Engine::ResolveSuspects() {
-  std::vector<Peer*> still;
-  for (Peer* peer : std::exchange(suspects_, {})) {
-    if (peer->state == PeerState::kHere && !ending_ && NowNs() - peer->suspect_ns < kSuspectNs) {
-      still.push_back(peer);
-      continue;
-    }
-    peer->suspect_ns = 0;
-    peer->answered = true;  // nothing more to expect
-    if (peer->state == PeerState::kHere) {
-      Lose(*peer, "rank " + std::to_string(peer->rank) + " was lost (" + ucs_status_string(peer->error) + ")");
-    } else {
-      CloseEndpoints(*peer, true);
-      FailPeer(*peer, peer->state == PeerState::kLost);
-    }
-  }
-  suspects_.insert(suspects_.end(), still.begin(), still.end());
-}
-
-void UcxTransport::Engine::Lose(Peer& peer, const std::string& reason) {
-  peer.state = PeerState::kLost;
-  peer.reason = reason;
-  CloseEndpoints(peer, true);
-  FailPeer(peer, true);
-  if (!quiet_ && !abort_seen_ && !ending_ && options_.on_peer_lost) options_.on_peer_lost(peer.rank, reason);
-}
-
-void UcxTransport::Engine::FailPeer(Peer& peer, bool drop_arrived) {
-  std::vector<RequestPtr> failed = std::exchange(peer.orphans, {});
-  for (Op* op : ops_) {
-    if (op->peer == &peer && op->request) failed.push_back(std::exchange(op->request, nullptr));
-  }
-  table_.SweepPosted([&](const SourceKey& key, RequestPtr& request) {
-    if (key.src == peer.rank) failed.push_back(request);
-    return key.src == peer.rank;
-  });
-  // What a peer that has left sent before in small messages is whole; a large one cannot be pulled any more.
-  table_.SweepArrived([&](const SourceKey& key, Parcel& parcel) {
-    if (key.src != peer.rank || !(drop_arrived || parcel.desc)) return false;
-    if (!parcel.desc) unexpected_bytes_ -= parcel.size;
-    Drop(parcel);
-    return true;
-  });
-  for (auto& request : failed) request->Fail(peer.reason);
-}
-
-void UcxTransport::Engine::Drop(Parcel& parcel) {
-  if (parcel.desc) ucp_am_data_release(context_->rx(), std::exchange(parcel.desc, nullptr));
-}
-
-// --- The end ------------------------------------------------------------------------------------------------------
-
-void UcxTransport::Engine::FailAll(const std::string& reason) {
-  std::vector<RequestPtr> failed;
-  for (Op* op : ops_) {
-    if (op->request) failed.push_back(std::exchange(op->request, nullptr));
-  }
-  for (Peer& peer : peers_) {
-    for (auto& request : std::exchange(peer.orphans, {})) failed.push_back(request);
-  }
-  table_.SweepPosted([&](const SourceKey&, RequestPtr& request) {
-    failed.push_back(request);
-    return true;
-  });
-  for (auto& request : failed) request->Fail(reason);
-}
-
-void UcxTransport::Engine::SweepAbort() {
-  std::string reason;
-  std::vector<Command> commands;
-  {
-    std::lock_guard lock(mutex_);
-    if (!aborted_ || abort_seen_) return;
-    abort_seen_ = true;
-    reason = abort_reason_;
-    commands.swap(commands_);
-  }
-  for (Command& command : commands) command.request->Fail(reason);
-  FailAll(reason);
-}
-
-void UcxTransport::Engine::Close() {
-  ending_ = true;
-  RunCommands();
-  SweepAbort();
-  auto wait = [this](int64_t for_ns, auto pending) {
-    const int64_t deadline = NowNs() + for_ns;
-    while (pending() && NowNs() < deadline) Turn(deadline);
-  };
-  auto sending = [this] {
-    return std::any_of(ops_.begin(), ops_.end(), [](Op* op) { return op->is_send && op->request; });
-  };
-  if (!abort_seen_) wait(options_.close_timeout_ns, sending);
-  FailAll("the transport was closed");
-  for (Peer& peer : peers_) {
-    if (peer.state == PeerState::kHere) SendControl(peer, abort_seen_ ? What::kAbort : What::kBye);
-  }
-  wait(abort_seen_ ? kAbortNs : kFarewellNs, [this] {
-    return std::any_of(peers_.begin(), peers_.end(), [](Peer& p) { return (p.tx || p.rx) && !p.answered; });
-  });
-  table_.SweepArrived([this](const SourceKey&, Parcel& parcel) {
-    Drop(parcel);
-    return true;
-  });
-  for (Peer& peer : peers_) CloseEndpoints(peer, abort_seen_);
-  wait(kCloseEndpointsNs, [this] { return closing_ > 0 || !ops_.empty(); });
 }
 
 }  // namespace disagmoe

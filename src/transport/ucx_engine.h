@@ -29,13 +29,16 @@ class UcxTransport::Engine {
   BufferPool& pool() { return pool_; }
 
  private:
+  // Besides data: I listen to you; I leave; I have heard that you leave; I leave because of an abort.
+  enum class What : uint32_t { kData, kHello, kBye, kByeAck, kAbort };
   struct WireHeader {
     uint64_t token;
     int32_t src;
     uint32_t step;
     int32_t stage;
     int32_t micro_batch;
-    uint64_t kind;
+    uint32_t kind;  // MessageKind, of data
+    What what;
     SendStamps stamps;
   };
   enum class PeerState { kHere, kLeft, kLost };
@@ -47,6 +50,7 @@ class UcxTransport::Engine {
     ucp_ep_h rx = nullptr;  // my receiving worker to its sending worker: reports its death to my receives
     PeerState state = PeerState::kHere;
     std::string reason;     // why not kHere
+    bool told = false;      // that we leave
     bool answered = false;  // our farewell, or said its own
     int64_t suspect_ns = 0; // when UCX first reported an error; 0: none
     ucs_status_t error = UCS_OK;
@@ -72,8 +76,6 @@ class UcxTransport::Engine {
     size_t size = 0;
     SendStamps stamps;
   };
-  // Besides data: I listen to you; I leave; I have heard that you leave; I leave because of an abort.
-  enum class What : unsigned { kData, kHello, kBye, kByeAck, kAbort };
   struct Arrival {
     What what = What::kData;
     SourceKey key;
@@ -81,13 +83,8 @@ class UcxTransport::Engine {
   };
 
   // UCX calls these inside progress; they only take notes.
-  static ucs_status_t OnMessage(What what, Engine* engine, const void* header, size_t header_size, void* data,
-                                size_t size, const ucp_am_recv_param_t* param);
-  template <What what>
-  static ucs_status_t OnAm(void* arg, const void* header, size_t header_size, void* data, size_t size,
-                           const ucp_am_recv_param_t* param) {
-    return OnMessage(what, static_cast<Engine*>(arg), header, header_size, data, size, param);
-  }
+  static ucs_status_t OnMessage(void* engine, const void* header, size_t header_size, void* data, size_t size,
+                                const ucp_am_recv_param_t* param);
   static void OnSent(void* request, ucs_status_t status, void* op);
   static void OnPulled(void* request, ucs_status_t status, size_t size, void* op);
   static void OnClosed(void* request, ucs_status_t status, void* engine);
@@ -116,6 +113,7 @@ class UcxTransport::Engine {
   void Drop(Parcel& parcel);
   void FailAll(const std::string& reason);
   void SweepAbort();
+  void SayFarewell(Peer& peer);
   void Close();
 
   const UcxOptions options_;
@@ -143,6 +141,7 @@ class UcxTransport::Engine {
   int closing_ = 0;         // endpoints
   bool abort_seen_ = false;
   bool ending_ = false;     // the destructor runs
+  bool farewell_ = false;   // and says good-bye
   std::thread thread_;      // last: it uses all of the above
 };
 
