@@ -73,9 +73,17 @@ void Validator::CheckShape() {
                  std::to_string(s_.num_layers) + " layers, " + std::to_string(s_.num_micro_batches) + " micro-batches",
                  "at least 1 each", ""});
   }
-  if (static_cast<int>(s_.stage_group.size()) != s_.num_stages()) {
-    throw Error({"wrong number of stages", s_.name, std::to_string(s_.stage_group.size()),
-                 std::to_string(s_.num_stages()), "two a layer and the head"});
+  const int64_t stages = int64_t{2} * s_.num_layers + 1;
+  if (static_cast<int64_t>(s_.stage_group.size()) != stages) {
+    throw Error({"wrong number of stages", s_.name, std::to_string(s_.stage_group.size()), std::to_string(stages),
+                 "two a layer and the head"});
+  }
+  // Before memory is taken for all of them; which ones are missing is said later.
+  size_t operations = 0;
+  for (const GroupSchedule& group : s_.groups) operations += group.compute.size();
+  if (stages * s_.num_micro_batches > int64_t{1000} * static_cast<int64_t>(operations + 1)) {
+    throw Error({"most operations are missing", s_.name, std::to_string(operations),
+                 std::to_string(stages * s_.num_micro_batches * (s_.backward ? 2 : 1)), ""});
   }
   std::vector<char> holds(s_.groups.size());
   for (int g : s_.stage_group) {

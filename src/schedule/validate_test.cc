@@ -232,6 +232,8 @@ TEST(Validate, RefusesWrongShapes) {
   ExpectRefused([](Schedule* s) { s->stage_group.pop_back(); }, {"wrong number of stages"});
   ExpectRefused([](Schedule* s) { s->stage_group[3] = 4; }, {"a stage has no group"});
   ExpectRefused([](Schedule* s) { s->num_micro_batches = 0; }, {"needs layers and micro-batches"});
+  ExpectRefused([](Schedule* s) { s->num_micro_batches = 2'000'000'000; }, {"most operations are missing"});
+  ExpectRefused([](Schedule* s) { s->num_layers = 2'000'000'000; }, {"wrong number of stages"});
   ExpectRefused([](Schedule* s) { s->groups[1].ranks = {0}; }, {"rank", "A1"});
   ExpectRefused([](Schedule* s) { s->groups[1].ranks = {}; }, {"no workers", "A1"});
   ExpectRefused([](Schedule* s) { s->groups.push_back({"X", {9}, {}, {}, 0}); }, {"holds no stage", "X"});
