@@ -139,40 +139,48 @@ TEST(IndexedDataset, OpensAnEmptyOne) {
   EXPECT_EQ(data.MaxToken(), -1);
 }
 
+struct BadIndex {
+  void (*change)(Index&);
+  const char* part;  // of the error
+};
+
+void Has(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << "'" << text << "' lacks '" << part << "'";
+}
+
 TEST(IndexedDataset, SaysWhatIsWrong) {
   TemporaryFolder folder;
-  const auto line = [&](auto change) {
+  EXPECT_EQ(OpenError(folder, SmallIndex().Text(), SmallBin()), "");
+  const BadIndex indices[] = {
+      {[](Index& i) { i.magic[3] = 'x'; }, "not a Megatron index"},
+      {[](Index& i) { i.version = 2; }, "version of the index"},
+      {[](Index& i) { i.code = 0; }, "got code 0"},
+      {[](Index& i) { i.code = 7; }, "got code 7 (f32)"},
+      {[](Index& i) { i.code = 9; }, "got code 9"},
+      {[](Index& i) { i.documents.clear(); }, "no document entries"},
+      {[](Index& i) { i.documents[0] = 1; }, "document entry 0 is wrong"},
+      {[](Index& i) { i.documents = {0, 3, 2, 3}; }, "document entry 2 is wrong"},
+      {[](Index& i) { i.documents[1] = -1; }, "document entry 1 is wrong"},
+      {[](Index& i) { i.documents[1] = 4; }, "document entry 1 is wrong"},
+      {[](Index& i) { i.documents[2] = 2; }, "document entry 2 is wrong"},
+      {[](Index& i) { i.documents.resize(1); }, "document entry 0 is wrong"},
+      {[](Index& i) { i.lengths[1] = -3; }, "sequence 1 has a wrong length"},
+      {[](Index& i) { i.pointers[1] = 5; }, "sequence 1 lies outside the data file or unaligned"},
+      {[](Index& i) { i.pointers[2] = -2; }, "sequence 2 lies outside"},
+      {[](Index& i) { i.pointers[2] = 12; }, "sequence 2 lies outside"},
+      {[](Index& i) { i.pointers[2] = std::numeric_limits<int64_t>::max() - 1; }, "sequence 2 lies outside"},
+      {[](Index& i) { i.lengths[2] = std::numeric_limits<int32_t>::max(); }, "sequence 2 lies outside"},
+  };
+  for (const BadIndex& bad : indices) {
     Index index = SmallIndex();
-    change(index);
-    return OpenError(folder, index.Text(), SmallBin());
-  };
-  const auto has = [](const std::string& text, const std::string& part) {
-    EXPECT_NE(text.find(part), std::string::npos) << "'" << text << "' lacks '" << part << "'";
-  };
-  EXPECT_EQ(line([](Index&) {}), "");
-  has(ErrorOf([&] { IndexedDataset data(folder / "absent"); }), "absent.idx): got No such file");
-  has(line([](Index& i) { i.magic[3] = 'x'; }), "not a Megatron index");
-  has(line([](Index& i) { i.version = 2; }), "version of the index");
-  has(line([](Index& i) { i.code = 0; }), "got code 0");
-  has(line([](Index& i) { i.code = 7; }), "got code 7 (f32)");
-  has(line([](Index& i) { i.code = 9; }), "got code 9");
-  has(line([](Index& i) { i.documents = {}; }), "no document entries");
-  has(line([](Index& i) { i.documents = {1, 2, 3}; }), "document entry 0 is wrong");
-  has(line([](Index& i) { i.documents = {0, 3, 2, 3}; }), "document entry 2 is wrong");
-  has(line([](Index& i) { i.documents = {0, -1, 3}; }), "document entry 1 is wrong");
-  has(line([](Index& i) { i.documents = {0, 4, 3}; }), "document entry 1 is wrong");
-  has(line([](Index& i) { i.documents = {0, 1, 2}; }), "document entry 2 is wrong");
-  has(line([](Index& i) { i.documents = {0}; }), "document entry 0 is wrong");
-  has(line([](Index& i) { i.lengths[1] = -3; }), "sequence 1 has a wrong length");
-  has(line([](Index& i) { i.pointers[1] = 5; }), "sequence 1 lies outside the data file or unaligned");
-  has(line([](Index& i) { i.pointers[2] = -2; }), "sequence 2 lies outside");
-  has(line([](Index& i) { i.pointers[2] = 12; }), "sequence 2 lies outside");
-  has(line([](Index& i) { i.pointers[2] = std::numeric_limits<int64_t>::max() - 1; }), "sequence 2 lies outside");
-  has(line([](Index& i) { i.lengths[2] = std::numeric_limits<int32_t>::max(); }), "sequence 2 lies outside");
-  has(OpenError(folder, SmallIndex().Text(), SmallBin() + "xx"), "x.bin): got 14 bytes, expected 12 (6 tokens of 2)");
+    bad.change(index);
+    Has(OpenError(folder, index.Text(), SmallBin()), bad.part);
+  }
+  Has(ErrorOf([&] { IndexedDataset data(folder / "absent"); }), "absent.idx): got No such file");
+  Has(OpenError(folder, SmallIndex().Text(), SmallBin() + "xx"), "x.bin): got 14 bytes, expected 12 (6 tokens of 2)");
   // Counts whose sizes overflow 64 bits to the right size: 12 n = 36 (mod 2^64) and 8 n = 24 (mod 2^64).
-  has(OpenError(folder, SmallIndex().Text((uint64_t{1} << 62) + 3, 3), SmallBin()), "wrong size");
-  has(OpenError(folder, SmallIndex().Text(3, (uint64_t{1} << 61) + 3), SmallBin()), "wrong size");
+  Has(OpenError(folder, SmallIndex().Text((uint64_t{1} << 62) + 3, 3), SmallBin()), "wrong size");
+  Has(OpenError(folder, SmallIndex().Text(3, (uint64_t{1} << 61) + 3), SmallBin()), "wrong size");
 }
 
 TEST(IndexedDataset, RefusesEveryTruncation) {

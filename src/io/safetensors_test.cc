@@ -142,69 +142,92 @@ TEST(Safetensors, RefusesToWriteContradictions) {
   EXPECT_TRUE(ListFolder(folder.path()).empty());
 }
 
-TEST(Safetensors, SaysWhatIsWrong) {
+struct BadFile {
+  const char* header;
+  const char* data;
+  const char* part;  // of the error
+};
+
+// One array's part of a header.
+#define ENTRY(name, dtype, shape, offsets) \
+  "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" offsets "]}"
+
+void ExpectError(const TemporaryFolder& folder, const std::string& content, const std::string& part) {
+  const std::string error = OpenError(folder, content);
+  EXPECT_NE(error.find(part), std::string::npos) << "'" << error << "' lacks '" << part << "' for " << content.substr(0, 100);
+  EXPECT_LT(error.size(), 600u);
+}
+
+TEST(Safetensors, AcceptsWhatTheFormatAllows) {
   TemporaryFolder folder;
-  const auto expect = [&](const std::string& header, const std::string& data, const std::string& part) {
-    const std::string error = OpenError(folder, File(header, data));
-    EXPECT_NE(error.find(part), std::string::npos) << "'" << error << "' lacks '" << part << "' for " << header.substr(0, 100);
-    EXPECT_LT(error.size(), 600u);
+  EXPECT_EQ(OpenError(folder, File("{" ENTRY("a", "U8", "4", "0,4") "}", "1234")), "");
+  EXPECT_EQ(OpenError(folder, File("{" ENTRY("b", "U8", "1", "3,4") "," ENTRY("a", "U8", "3", "0,3") "}\n ", "1234")), "");
+  EXPECT_EQ(OpenError(folder, File("{" ENTRY("a", "F4", "2,2", "0,2") "}", "12")), "");
+}
+
+TEST(Safetensors, RefusesWrongLengths) {
+  TemporaryFolder folder;
+  ExpectError(folder, "", "0 bytes, expected at least 8");
+  ExpectError(folder, "1234567", "7 bytes, expected at least 8");
+  ExpectError(folder, Bytes(uint64_t{1} << 62) + "{}", "header of 4611686018427387904");
+  ExpectError(folder, Bytes(~uint64_t{0}) + "{}", "header of");
+  ExpectError(folder, Bytes(uint64_t{3}) + "{}", "header of 3 bytes in a file of 10");
+  ExpectError(folder, Bytes(uint64_t{0}), "header of 0");
+}
+
+TEST(Safetensors, RefusesWrongHeaders) {
+  TemporaryFolder folder;
+  const BadFile files[] = {
+      {" {}", "", "does not begin with {"},
+      {"[]", "", "does not begin with {"},
+      {"{} x", "", "no JSON at byte"},
+      {"{\"a\"}", "", "no JSON at byte"},
+      {"{\"\xff\":1}", "", "no JSON at byte"},
+      {"{\"a\":{\"dtype\":{}}}", "", "an object in the wrong place"},
+      {"{\"a\":{\"shape\":[[1]]}}", "", "a list in the wrong place"},
+      {"{\"a\":3}", "", "number 3"},
+      {"{\"a\":\"x\"}", "", "a string in the wrong place"},
+      {"{\"a\":null}", "", "a null"},
+      {"{\"a\":{}}", "", "lacks dtype"},
+      {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", "1", "lacks dtype, shape or data_offsets"},
+      {"{\"a\":{\"dtype\":\"U8\",\"dtype\":\"I8\",\"shape\":[1],\"data_offsets\":[0,1]}}", "1", "\"dtype\" stands twice"},
+      {"{\"a\":{\"more\":1}}", "", "unknown key \"more\""},
+      {"{\"a\":{\"dtype\":[]}}", "", "a list in the wrong place"},
+      {"{\"a\":{\"shape\":\"1\"}}", "", "a string in the wrong place"},
+      {"{\"__metadata__\":{\"a\":1}}", "", "number 1"},
+      {"{\"__metadata__\":{\"a\":\"1\",\"a\":\"2\"}}", "", "metadata key \"a\" stands twice"},
+      {"{\"__metadata__\":{},\"__metadata__\":{}}", "", "__metadata__ stands twice"},
   };
-  const auto entry = [](const std::string& name, const std::string& dtype, const std::string& shape, const std::string& offsets) {
-    return "\"" + name + "\":{\"dtype\":\"" + dtype + "\",\"shape\":[" + shape + "],\"data_offsets\":[" + offsets + "]}";
+  for (const BadFile& f : files) ExpectError(folder, File(f.header, f.data), f.part);
+  ExpectError(folder, File("{\"a\":" + std::string(100000, '['), ""), "a list in the wrong place");
+  ExpectError(folder, File("{\"a\":" + std::string(100000, '{'), ""), "no JSON");
+}
+
+TEST(Safetensors, RefusesWrongArrays) {
+  TemporaryFolder folder;
+  const BadFile files[] = {
+      {"{" ENTRY("a", "F33", "1", "0,4") "}", "1234", "unknown dtype \"F33\""},
+      {"{" ENTRY("a", "U8", "4", "0") "}", "1234", "1 data_offsets"},
+      {"{" ENTRY("a", "U8", "4", "0,4,5") "}", "1234", "number 5"},
+      {"{" ENTRY("a", "U8", "-4", "0,4") "}", "1234", "negative number -4"},
+      {"{" ENTRY("a", "U8", "4.0", "0,4") "}", "1234", "number \"4.0\""},
+      {"{" ENTRY("a", "U8", "1e999", "0,4") "}", "1234", "no JSON"},
+      {"{" ENTRY("a", "U8", "18446744073709551616", "0,4") "}", "1234", "number"},
+      {"{" ENTRY("a", "U8", "9223372036854775808", "0,4") "}", "1234", "too large"},
+      {"{" ENTRY("a", "U8", "3", "0,4") "}", "1234", "4 bytes, expected 3 bytes for U8 [3]"},
+      {"{" ENTRY("a", "F32", "4294967296,4294967296,4294967296", "0,4") "}", "1234", "fits in memory"},
+      // 2^60 elements of 32 bits are 2^65 bits, 0 modulo 2^64.
+      {"{" ENTRY("a", "F32", "1152921504606846976", "0,0") "}", "", "fits in memory"},
+      {"{" ENTRY("a", "F4", "3", "0,1") "}", "1", "fits in memory"},
+      {"{" ENTRY("a", "U8", "4", "0,5") "}", "1234", "ending at byte 5"},
+      {"{" ENTRY("a", "U8", "4", "4,0") "}", "1234", "at byte 4 of the data, expected 0"},
+      {"{" ENTRY("a", "U8", "3", "1,4") "}", "1234", "at byte 1 of the data, expected 0: no holes"},
+      {"{" ENTRY("a", "U8", "3", "0,3") "}", "1234", "4 bytes of data, expected 3"},
+      {"{" ENTRY("a", "U8", "2", "0,2") "," ENTRY("b", "U8", "1", "3,4") "}", "1234", "\"b\" at byte 3"},
+      {"{" ENTRY("a", "U8", "3", "0,3") "," ENTRY("b", "U8", "2", "2,4") "}", "1234", "\"b\" at byte 2"},
+      {"{" ENTRY("a", "U8", "2", "0,2") "," ENTRY("a", "U8", "2", "2,4") "}", "1234", "two arrays named \"a\""},
   };
-  EXPECT_EQ(OpenError(folder, File("{" + entry("a", "U8", "4", "0,4") + "}", "1234")), "");
-  EXPECT_EQ(OpenError(folder, File("{" + entry("b", "U8", "1", "3,4") + "," + entry("a", "U8", "3", "0,3") + "}\n ", "1234")), "");
-  EXPECT_EQ(OpenError(folder, File("{" + entry("a", "F4", "2,2", "0,2") + "}", "12")), "");
-  // File and header length.
-  EXPECT_NE(OpenError(folder, ""), "");
-  EXPECT_NE(OpenError(folder, "1234567").find("7 bytes, expected at least 8"), std::string::npos);
-  EXPECT_NE(OpenError(folder, Bytes(uint64_t{1} << 62) + "{}").find("header of 4611686018427387904"), std::string::npos);
-  EXPECT_NE(OpenError(folder, Bytes(~uint64_t{0}) + "{}").find("header of"), std::string::npos);
-  EXPECT_NE(OpenError(folder, Bytes(uint64_t{3}) + "{}").find("header of 3 bytes in a file of 10"), std::string::npos);
-  EXPECT_NE(OpenError(folder, Bytes(uint64_t{0})).find("header of 0"), std::string::npos);
-  // JSON.
-  expect(" {}", "", "does not begin with {");
-  expect("[]", "", "does not begin with {");
-  expect("{} x", "", "no JSON at byte");
-  expect("{\"a\"}", "", "no JSON at byte");
-  expect("{\"\xff\":1}", "", "no JSON at byte");
-  expect("{\"a\":" + std::string(100000, '['), "", "a list in the wrong place");
-  expect("{\"a\":" + std::string(100000, '{'), "", "no JSON");
-  expect("{\"a\":{\"dtype\":{}}}", "", "an object in the wrong place");
-  expect("{\"a\":{\"shape\":[[1]]}}", "", "a list in the wrong place");
-  expect("{\"a\":3}", "", "number 3");
-  expect("{\"a\":\"x\"}", "", "a string in the wrong place");
-  expect("{\"a\":null}", "", "a null");
-  expect("{\"a\":{}}", "", "lacks dtype");
-  expect("{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", "1", "lacks dtype, shape or data_offsets");
-  expect("{\"a\":{\"dtype\":\"U8\",\"dtype\":\"I8\",\"shape\":[1],\"data_offsets\":[0,1]}}", "1", "\"dtype\" stands twice");
-  expect("{\"a\":{\"more\":1}}", "", "unknown key \"more\"");
-  expect("{\"a\":{\"dtype\":[]}}", "", "a list in the wrong place");
-  expect("{\"a\":{\"shape\":\"1\"}}", "", "a string in the wrong place");
-  expect("{\"__metadata__\":{\"a\":1}}", "", "number 1");
-  expect("{\"__metadata__\":{\"a\":\"1\",\"a\":\"2\"}}", "", "metadata key \"a\" stands twice");
-  expect("{\"__metadata__\":{},\"__metadata__\":{}}", "", "__metadata__ stands twice");
-  // Arrays.
-  expect("{" + entry("a", "F33", "1", "0,4") + "}", "1234", "unknown dtype \"F33\"");
-  expect("{" + entry("a", "U8", "4", "0") + "}", "1234", "1 data_offsets");
-  expect("{" + entry("a", "U8", "4", "0,4,5") + "}", "1234", "number 5");
-  expect("{" + entry("a", "U8", "-4", "0,4") + "}", "1234", "negative number -4");
-  expect("{" + entry("a", "U8", "4.0", "0,4") + "}", "1234", "number \"4.0\"");
-  expect("{" + entry("a", "U8", "1e999", "0,4") + "}", "1234", "no JSON");
-  expect("{" + entry("a", "U8", "18446744073709551616", "0,4") + "}", "1234", "number");
-  expect("{" + entry("a", "U8", "9223372036854775808", "0,4") + "}", "1234", "too large");
-  expect("{" + entry("a", "U8", "3", "0,4") + "}", "1234", "4 bytes, expected 3 bytes for U8 [3]");
-  expect("{" + entry("a", "F32", "4294967296,4294967296,4294967296", "0,4") + "}", "1234", "fits in memory");
-  // 2^60 elements of 4 bytes are 2^65 bits, 0 modulo 2^64.
-  expect("{" + entry("a", "F32", "1152921504606846976", "0,0") + "}", "", "fits in memory");
-  expect("{" + entry("a", "F4", "3", "0,1") + "}", "1", "fits in memory");
-  expect("{" + entry("a", "U8", "4", "0,5") + "}", "1234", "ending at byte 5");
-  expect("{" + entry("a", "U8", "4", "4,0") + "}", "1234", "at byte 4 of the data, expected 0");
-  expect("{" + entry("a", "U8", "3", "1,4") + "}", "1234", "at byte 1 of the data, expected 0: no holes");
-  expect("{" + entry("a", "U8", "3", "0,3") + "}", "1234", "4 bytes of data, expected 3");
-  expect("{" + entry("a", "U8", "2", "0,2") + "," + entry("b", "U8", "1", "3,4") + "}", "1234", "\"b\" at byte 3");
-  expect("{" + entry("a", "U8", "3", "0,3") + "," + entry("b", "U8", "2", "2,4") + "}", "1234", "\"b\" at byte 2");
-  expect("{" + entry("a", "U8", "2", "0,2") + "," + entry("a", "U8", "2", "2,4") + "}", "1234", "two arrays named \"a\"");
+  for (const BadFile& f : files) ExpectError(folder, File(f.header, f.data), f.part);
 }
 
 // Whatever the bytes: an Error, or arrays that lie within the file and can be read.
