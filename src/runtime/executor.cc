@@ -144,10 +144,7 @@ PassResult Executor::Run(const Schedule& schedule, const PassSpec& pass) {
     Compute(op);
     Consumed(op);
   }
-  for (auto& [name, request] : sends_) {
-    waits_.Wait(*request);
-    FinishSend(name, *request, waits_);
-  }
+  for (auto& [name, request] : sends_) FinishSend(name, *request, waits_);
   sends_.clear();
   DM_CHECK(attention_.empty() && ffn_.empty() && head_.empty() && local_.empty() && receives_.empty(),
            "a pass left something behind");

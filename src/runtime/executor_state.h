@@ -31,7 +31,7 @@ struct Executor::LinkQueue {
 };
 
 inline void FinishSend(const std::string& name, Request& request, Waits& waits) {
-  if (request.state() == Request::State::kFailed) request.Wait(0);  // throws its reason
+  waits.Wait(request);
   if (waits.tracing() && !name.empty()) {
     waits.Record(Stream::kSend, name, request.posted_ns(), request.done_ns(),
                  static_cast<int64_t>(request.buffer().size), request.peer());

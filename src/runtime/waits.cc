@@ -43,11 +43,19 @@ std::string Status::Line() const {
   return line;
 }
 
+void Waits::Await(Request& request) {
+  try {
+    request.Wait(timeout_ns_);
+  } catch (const Error& e) {
+    throw WaitFailed(e.what());
+  }
+}
+
 void Waits::Wait(Request& request) {
   if (!request.done()) {
     status_.Awaiting(request);
     const int64_t begin = NowNs();
-    request.Wait(timeout_ns_);
+    Await(request);
     const int64_t end = NowNs();
     // A send that is awaited is on its way: its own post counts.
     const int64_t posted = request.is_send() ? request.posted_ns() : SenderClock(request) - (Clock(0));
@@ -59,7 +67,7 @@ void Waits::Wait(Request& request) {
       if (end > from) Record(Stream::kWait, "exposed", from, end);
     }
   } else {
-    request.Wait(timeout_ns_);  // throws what a failed request failed of
+    Await(request);  // throws what a failed request failed of
   }
 }
 

@@ -31,13 +31,19 @@ class Status {
 // "forward of experts layer 3 micro-batch 2"
 std::string DescribeOp(const Op& op, int num_layers);
 
+// A wait that failed or timed out: a symptom where another rank's failure is the cause.
+class WaitFailed : public Error {
+ public:
+  using Error::Error;
+};
+
 // Used by one thread. Waiting before the sender has posted is bubble, after it exposed communication.
 class Waits {
  public:
   // offsets: per rank, to add to its clock to get the run's one clock.
   Waits(int rank, std::vector<int64_t> offsets, int64_t timeout_ns, Status& status)
       : rank_(rank), offsets_(std::move(offsets)), timeout_ns_(timeout_ns), status_(status) {}
-  void Wait(Request& request);
+  void Wait(Request& request);  // throws WaitFailed
   int64_t exposed_ns() const { return exposed_ns_; }
   int64_t bubble_ns() const { return bubble_ns_; }
   int64_t Clock(int64_t local_ns) const { return local_ns + offsets_[rank_]; }
@@ -52,6 +58,7 @@ class Waits {
   bool tracing() const { return events_ != nullptr; }
 
  private:
+  void Await(Request& request);
   int rank_;
   std::vector<int64_t> offsets_;
   int64_t timeout_ns_;

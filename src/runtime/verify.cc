@@ -1,0 +1,185 @@
+#include "runtime/verify.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <thread>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/rng.h"
+#include "io/dataset.h"
+#include "layers/reference.h"
+#include "runtime/state_io.h"
+#include "runtime/trainer.h"
+
+namespace disagmoe {
+namespace {
+
+using nlohmann::json;
+
+struct Recorded {
+  std::map<int64_t, json> steps;
+  std::map<int64_t, double> held_out;
+};
+
+Recorded ReadMetrics(const std::string& out) {
+  std::ifstream in(out + "/metrics.jsonl");
+  if (!in) throw Error({"no metrics of a run", out + "/metrics.jsonl", "", "", "name the folder of a run: its out="});
+  Recorded r;
+  std::string line;
+  while (std::getline(in, line)) {
+    const json j = json::parse(line);
+    if (j.contains("held_out_loss")) {
+      r.held_out[j["step"]] = j["held_out_loss"];
+    } else {
+      r.steps[j["step"]] = j;
+    }
+  }
+  if (r.steps.empty()) throw Error({"the run has no steps", out + "/metrics.jsonl", "", "", ""});
+  return r;
+}
+
+RunConfig ConfigOf(const std::string& out) { return LoadConfig(out + "/config.toml", {}); }
+
+double Relative(double a, double b) { return std::abs(a - b) / std::max(std::abs(b), 1e-12); }
+
+struct Comparison {
+  std::string what;
+  double run = 0, reference = 0, difference = 0, tolerance = 0;
+  bool ok() const { return difference <= tolerance; }
+};
+
+// The largest difference over the steps of one figure.
+Comparison Largest(const std::string& what, const char* key, const Recorded& recorded, const std::vector<StepRecord>& steps,
+                   double (*get)(const StepRecord&), double tolerance) {
+  Comparison worst{what, 0, 0, -1, tolerance};
+  for (const auto& s : steps) {
+    const auto it = recorded.steps.find(s.step);
+    if (it == recorded.steps.end()) continue;
+    const double run = it->second[key], reference = get(s), difference = Relative(run, reference);
+    if (!(difference <= worst.difference)) worst = {what, run, reference, difference, tolerance};
+  }
+  return worst;
+}
+
+void Print(const std::vector<Comparison>& rows, const RunConfig& config, int64_t steps, const std::string& checkpoint, const std::string& sample) {
+  std::printf("\nthe run and the one-process reference, on the same batches (%ld steps trained again)\n", steps);
+  std::printf("  %-34s %14s %14s %12s %10s\n", "", "run", "reference", "difference", "tolerance");
+  for (const auto& r : rows) {
+    std::printf("  %-34s %14.7f %14.7f %12.1e %10.0e  %s\n", r.what.c_str(), r.run, r.reference, r.difference, r.tolerance,
+                r.ok() ? "ok" : "DIFFERS");
+  }
+  if (!sample.empty()) {
+    std::printf("\nwritten by the model:\n");
+    std::string line = "  | ";
+    for (char c : sample) {
+      line += (c == '\n' || (c >= 32 && c < 127)) ? c : '?';
+      if (c == '\n') line += "  | ";
+    }
+    std::printf("%s\n", line.c_str());
+  }
+  std::printf("\nmetrics     %s/metrics.jsonl\ntrace       %s/trace.json (open in https://ui.perfetto.dev)\n", config.out.c_str(), config.out.c_str());
+  if (!checkpoint.empty()) std::printf("checkpoint  %s\n", checkpoint.c_str());
+}
+
+}  // namespace
+
+int Verify(const VerifyOptions& options) {
+  const Recorded recorded = ReadMetrics(options.out);
+  RunConfig config = ConfigOf(options.out);
+  config.out = options.out;
+  config.train.resume.clear();
+  // The learning rate must be that of the whole run.
+  if (config.train.lr_decay_steps == 0) config.train.lr_decay_steps = config.train.steps;
+  config.device.threads = options.threads > 0 ? options.threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  const bool bf16 = config.train.dtype == "bf16";
+  const double loss_tolerance = bf16 ? 2e-2 : 1e-5, norm_tolerance = bf16 ? 5e-2 : 1e-4;
+
+  RunConfig again = config;
+  again.train.steps = std::min(options.steps, config.train.steps);
+  again.train.eval_interval = 0;
+  Status status;
+  RankContext context;
+  context.status = &status;
+  context.write_files = false;
+  const RunResult reference = TrainReference(again, context);
+  std::vector<Comparison> rows;
+  rows.push_back(Largest("training loss", "loss", recorded, reference.steps, [](const StepRecord& s) { return s.loss; }, loss_tolerance));
+  rows.push_back(Largest("auxiliary loss", "aux_loss", recorded, reference.steps, [](const StepRecord& s) { return s.aux_loss; }, loss_tolerance * 10));
+  rows.push_back(Largest("gradient norm", "grad_norm", recorded, reference.steps, [](const StepRecord& s) { return s.grad_norm; }, norm_tolerance));
+  auto held_out = [&](const std::string& what, int64_t step, double loss) {
+    const auto it = recorded.held_out.find(step);
+    if (it != recorded.held_out.end()) rows.push_back({what, it->second, loss, Relative(it->second, loss), loss_tolerance});
+  };
+  for (const auto& h : reference.held_out) {
+    if (h.step == 0) held_out("held-out loss before training", 0, h.loss);
+  }
+  std::string checkpoint, sample;
+  if (config.train.save) {
+    checkpoint = ResolveCheckpoint(options.out + "/checkpoints", "latest");
+    RunConfig last = config;
+    last.train.resume = checkpoint;
+    last.train.steps = ReadManifest(checkpoint).step;
+    if (config.train.eval_micro_batches > 0) {
+      for (const auto& h : TrainReference(last, context).held_out) held_out("held-out loss after training", h.step, h.loss);
+    }
+    if (options.sample > 0) sample = GenerateText({.from = checkpoint, .bytes = options.sample});
+  }
+  const bool ok = std::all_of(rows.begin(), rows.end(), [](const Comparison& r) { return r.ok(); });
+  if (options.json) {
+    json list = json::array();
+    for (const auto& r : rows) {
+      list.push_back({{"what", r.what}, {"run", r.run}, {"reference", r.reference}, {"relative_difference", r.difference}, {"tolerance", r.tolerance}, {"ok", r.ok()}});
+    }
+    std::printf("%s\n", json{{"steps", again.train.steps}, {"comparisons", list}, {"ok", ok}, {"sample", sample}, {"checkpoint", checkpoint}}
+                            .dump(-1, ' ', true, json::error_handler_t::replace).c_str());
+  } else {
+    Print(rows, config, again.train.steps, checkpoint, sample);
+  }
+  return ok ? 0 : 1;
+}
+
+std::string GenerateText(const SampleOptions& options) {
+  c10::NoGradGuard no_grad;
+  std::string folder = options.from;
+  if (!std::filesystem::exists(folder + "/manifest.json")) folder = ResolveCheckpoint(folder + "/checkpoints", "latest");
+  // The manifest carries the run's configuration as text.
+  const std::filesystem::path file = std::filesystem::temp_directory_path() / ("disagmoe-" + std::to_string(getpid()) + ".toml");
+  std::ofstream(file) << ReadManifest(folder).config;
+  RunConfig config = LoadConfig(file.string(), {});
+  std::filesystem::remove(file);
+  if (config.model.vocab_size != kByteVocab) {
+    throw Error({"only byte-level models can be printed", folder, "vocabulary of " + std::to_string(config.model.vocab_size), std::to_string(kByteVocab), ""});
+  }
+  Reference model(config, at::kCPU);
+  LoadState(folder, model.store(), nullptr);
+  std::vector<int32_t> tokens = EncodeBytes(options.prompt, false);
+  if (tokens.empty()) tokens.push_back(kByteEod);
+  Rng rng(options.seed);
+  const size_t context = static_cast<size_t>(config.train.seq_length);
+  for (int64_t i = 0; i < options.bytes; ++i) {
+    const size_t n = std::min(tokens.size(), context);
+    at::Tensor in = at::empty({1, static_cast<int64_t>(n)}, at::kLong);
+    std::copy(tokens.end() - static_cast<int64_t>(n), tokens.end(), in.data_ptr<int64_t>());
+    const at::Tensor p = at::softmax((model.LastLogits(in) / std::max(options.temperature, 1e-3)).to(at::kDouble), 0);
+    double left = rng.Uniform();
+    int32_t next = 0;
+    for (; next + 1 < p.size(0) && (left -= p.const_data_ptr<double>()[next]) > 0; ++next) {
+    }
+    tokens.push_back(next);
+    if (next == kByteEod) break;
+  }
+  return DecodeBytes(tokens);
+}
+
+}  // namespace disagmoe

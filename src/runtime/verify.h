@@ -1,0 +1,31 @@
+// Looking at a finished run: does it agree with the reference, and what does the model write?
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace disagmoe {
+
+struct VerifyOptions {
+  std::string out;      // folder of the run
+  int64_t steps = 20;   // so many steps are trained again in one process
+  int threads = 0;      // 0: all cores
+  int64_t sample = 300; // bytes of generated text; 0: none
+  bool json = false;
+};
+// Trains the first steps again with the one-process reference on the same batches and compares with metrics.jsonl; loads
+// the last checkpoint into the reference and compares the held-out loss; prints a sample. Returns 0 if all agree within
+// the tolerances that are printed (fp32: 1e-5 relative for losses, 1e-4 for gradient norms; bf16: 2e-2 and 5e-2), else 1.
+int Verify(const VerifyOptions& options);
+
+struct SampleOptions {
+  std::string from;  // folder of a run (its latest checkpoint), or of a checkpoint
+  std::string prompt = "The ";
+  int64_t bytes = 300;
+  double temperature = 0.8;
+  uint64_t seed = 1;
+};
+// Text of a byte-level model, in one process; each byte runs the whole context again.
+std::string GenerateText(const SampleOptions& options);
+
+}  // namespace disagmoe
