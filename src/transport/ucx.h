@@ -64,8 +64,9 @@ class UcxTransport : public Transport {
 // Whether this build has UCX; without, the constructor of UcxTransport throws an Error that says so.
 bool UcxAvailable();
 
-// Sets what UCX must find in the environment before its library loads (values already set are kept). For the launcher,
-// before it starts ranks; in a process that has loaded UCX it is too late and costs 0.4 s at start, nothing else.
+// Puts the settings UCX needs into this process's environment (those already there are kept). UcxTransport's
+// constructor calls it, so a rank is right anyway; a launcher calls it before it starts ranks, because one setting
+// counts when the library loads (0.4 s a process). Before there are threads that read the environment.
 void SetUcxEnvironment();
 
 }  // namespace disagmoe

@@ -20,21 +20,6 @@ void Check(ucs_status_t status, const char* what) {
                "UCX_LOG_LEVEL=info shows what it found"});
 }
 
-struct Setting {
-  const char* key;
-  const char* value;
-};
-
-// Measured with 1.13 and 1.22 on shared memory and TCP. Where the environment names one, that wins.
-constexpr Setting kSettings[] = {
-    {"POSIX_ERROR_HANDLING", "y"},   // shared memory is refused in PEER mode otherwise
-    {"CMA_MEMORY_INVALIDATE", "y"},  // single-copy reads are dropped in PEER mode otherwise (10x slower)
-    {"KEEPALIVE_INTERVAL", "300ms"}, // a dead peer on shared memory is found within twice this; default 20 s
-    {"TCP_TX_SEG_SIZE", "256K"},     // 1.22 moves TCP rendezvous in pieces of this size; default 8K is 2-3x slower
-    {"TCP_RX_SEG_SIZE", "256K"},     // not below the former, or workers cannot be made
-    {"TCP_USER_TIMEOUT", "5s"},      // (since 1.22) a cut link is noticed by the sender too
-};
-
 // UCX itself only warns, and then finds nobody reachable.
 void CheckDevices(const std::string& names) {
   namespace fs = std::filesystem;
@@ -54,10 +39,8 @@ void CheckDevices(const std::string& names) {
 }
 
 void Configure(ucp_config_t* config, const UcxOptions& options) {
-  for (const Setting& s : kSettings) {
-    // Not every version and build knows every key; none of them is needed for correctness.
-    if (!std::getenv((std::string("UCX_") + s.key).c_str())) ucp_config_modify(config, s.key, s.value);
-  }
+  // Read when the library loads, so what SetUcxEnvironment has just set needs to be said again.
+  if (const char* warn = std::getenv("UCX_WARN_UNUSED_ENV_VARS")) ucp_config_modify(config, "WARN_UNUSED_ENV_VARS", warn);
   if (!options.tls.empty()) Check(ucp_config_modify(config, "TLS", options.tls.c_str()), "set the transports");
   if (!options.net_devices.empty()) {
     CheckDevices(options.net_devices);
@@ -82,6 +65,7 @@ std::string WorkerAddress(ucp_worker_h worker) {
 }  // namespace
 
 UcxContext::UcxContext(const UcxOptions& options) {
+  SetUcxEnvironment();
   ucp_config_t* config = nullptr;
   Check(ucp_config_read(nullptr, nullptr, &config), "read its configuration");
   std::unique_ptr<ucp_config_t, void (*)(ucp_config_t*)> config_owner(config, ucp_config_release);
