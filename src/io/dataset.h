@@ -77,7 +77,7 @@ struct PrepareStats {
 // kByteEod, empty ones are skipped. Files named .jsonl, .ndjson or .json (or those and .gz) are JSONL: one object a line,
 // text under `json_key` ("" means "text"). All others are text, kept byte for byte and cut into documents at the first
 // blank line after `document_bytes` (0: one document a file). progress(bytes_done, bytes_total) counts bytes of the input
-// files and may be null. Memory does not grow with the files, except 4 bytes a document.
+// files and may be null. Memory does not grow with the files, except 12 bytes a document.
 PrepareStats PrepareBytes(const std::vector<std::string>& inputs, const std::string& json_key, int64_t document_bytes,
                           const std::string& prefix, void (*progress)(int64_t, int64_t));
 

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <limits>
 #include <thread>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
