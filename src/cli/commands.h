@@ -48,6 +48,16 @@ struct TimelineArguments {
 };
 int TimelineCommand(const TimelineArguments& arguments);
 
+// verify and generate: in the worker program, whose words these are.
+struct ModelArguments {
+  std::string from;  // folder of a run, or of a checkpoint
+  int64_t steps = 20, threads = 0, sample = 300, bytes = 300, seed = 1;
+  double temperature = 0.8;
+  std::string prompt;
+  std::vector<std::string> words;
+};
+int ModelCommand(const ModelArguments& arguments);
+
 // OUT/trace.json, from what all workers of a run that has ended wrote.
 void FinishTrace(const RunConfig& config);
 // The disagmoe-worker in the same folder as this program.

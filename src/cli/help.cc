@@ -9,10 +9,12 @@ constexpr const char* kProgram = R"(DisagMoE trains Mixture-of-Experts language 
   disagmoe train configs/tiny.toml                      start the workers of the layout here, and train
   disagmoe train configs/tiny.toml layout.n=2 out=run2  any key can be given on the command line
   disagmoe timeline run2                                who computed and who waited
+  disagmoe verify run2                                  does the run agree with the one-process reference?
+  disagmoe generate run2 --prompt "To "                 what does the model write?
   disagmoe reference configs/tiny.toml                  the same training in one process
   disagmoe schedule configs/tiny.toml --grid            what every worker does, and when
 
-Commands: train, reference, schedule, data, timeline. `disagmoe COMMAND --help` shows more, --version the version.
+Commands: train, reference, schedule, data, timeline, verify, generate. `disagmoe COMMAND --help` shows more, --version the version.
 Exit code: 0 done, 1 a worker failed, 2 a mistake of use, configuration or environment, 3 a fault of ours.
 )";
 
@@ -41,6 +43,33 @@ constexpr const char* kReference = R"(Trains the same model on the same batches 
   disagmoe reference configs/tiny.toml device.threads=2
 
   --json    for machines: metrics as JSON lines on stdout, errors as JSON
+)";
+
+constexpr const char* kVerify = R"(Compares a finished run with the one-process reference, on the same batches.
+
+  disagmoe verify OUT
+
+  disagmoe verify out/demo                  trains its first 20 steps again; checks the last checkpoint's held-out loss
+  disagmoe verify out/demo --steps 100      more of them
+  disagmoe verify out/demo --json
+
+  --steps N     steps to train again (20)
+  --threads N   of the reference (all cores)
+  --sample N    bytes of text that the last checkpoint writes (300; 0: none)
+Exit code: 0 all figures agree within the tolerances shown, 1 some differ.
+)";
+
+constexpr const char* kGenerate = R"(Text from a byte-level model, in one process.
+
+  disagmoe generate OUT|CHECKPOINT
+
+  disagmoe generate out/demo --prompt "To " --bytes 500
+  disagmoe generate out/demo/checkpoints/step-00000050
+
+  --prompt TEXT   what it goes on from ("The ")
+  --bytes N       how much (300)
+  --temperature T 0: always the likeliest byte (0.8)
+  --seed N        (1)
 )";
 
 constexpr const char* kKeys = R"(
@@ -102,6 +131,8 @@ std::string HelpOf(const std::string& command) {
   if (command == "schedule") return kSchedule;
   if (command == "data") return kData;
   if (command == "timeline") return kTimeline;
+  if (command == "verify") return kVerify;
+  if (command == "generate") return kGenerate;
   return kProgram;
 }
 

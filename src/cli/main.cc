@@ -16,6 +16,7 @@ struct CommandLine {
   ScheduleArguments schedule;
   DataArguments data;
   TimelineArguments timeline;
+  ModelArguments model;
   bool json = false;
   bool help = false;
   bool version = false;
@@ -59,6 +60,17 @@ void AddCommands(CommandLine& line) {
   timeline->add_option("--svg", line.timeline.svg);
   timeline->add_option("--step", line.timeline.step);
   timeline->add_option("--columns", line.timeline.columns);
+  CLI::App* verify = AddCommand(line, "verify");
+  verify->add_option("out", line.model.from);
+  verify->add_option("--steps", line.model.steps)->check(CLI::PositiveNumber);
+  verify->add_option("--threads", line.model.threads)->check(CLI::NonNegativeNumber);
+  verify->add_option("--sample", line.model.sample)->check(CLI::NonNegativeNumber);
+  CLI::App* generate = AddCommand(line, "generate");
+  generate->add_option("from", line.model.from);
+  generate->add_option("--prompt", line.model.prompt);
+  generate->add_option("--bytes", line.model.bytes)->check(CLI::PositiveNumber);
+  generate->add_option("--temperature", line.model.temperature)->check(CLI::NonNegativeNumber);
+  generate->add_option("--seed", line.model.seed)->check(CLI::NonNegativeNumber);
 }
 
 [[noreturn]] void Misuse(const std::string& what, const std::string& command, const std::string& got) {
@@ -83,6 +95,11 @@ int Dispatch(CommandLine& line, const std::string& command) {
     if (line.data.inspect.empty()) need(line.data.out, "--out PREFIX");
     line.data.json = line.json;
     return DataCommand(line.data);
+  }
+  if (command == "verify" || command == "generate") {
+    need(line.model.from, "the folder of a run");
+    line.model.words = line.train.words;
+    return ModelCommand(line.model);
   }
   need(line.timeline.out, "the folder of a run");
   line.timeline.json = line.json;

@@ -52,4 +52,11 @@ int ReferenceCommand(const TrainArguments& arguments) {
   ExecWorker(arguments.words);
 }
 
+int ModelCommand(const ModelArguments& arguments) {
+  if (!std::filesystem::is_directory(arguments.from)) {
+    throw Error({"no such folder", arguments.from, "", "the folder of a run (its out=) or of a checkpoint", ""});
+  }
+  ExecWorker(arguments.words);
+}
+
 }  // namespace disagmoe
