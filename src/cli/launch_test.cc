@@ -201,23 +201,25 @@ TEST(Launch, NoSuchProgram) {
 }
 
 TEST(Launch, ControlCEndsTheRunOnce) {
-  Outcome o = Start(Options({"wait", "wait"}, "short"), [](pid_t launcher) {
+  Outcome o = Start(Options({"wait", "tidy"}, "short"), [](pid_t launcher) {
     SleepMs(400);
     kill(-launcher, SIGINT);  // as the terminal does: launcher and ranks
   });
   EXPECT_EQ(o.code, 130);
-  EXPECT_EQ(o.errors, "disagmoe: error: interrupted by signal 2\n");
+  EXPECT_EQ(o.errors, "tidied up\ndisagmoe: error: interrupted by signal 2\n");
   EXPECT_LT(o.seconds, 2);
 }
 
 TEST(Launch, TerminationIsForwarded) {
-  Outcome o = Start(Options({"wait", "stubborn"}, "short"), [](pid_t launcher) {
+  LaunchOptions options = Options({"wait", "deaf"}, "short");
+  options.exit_grace_ns = 5'000'000'000;  // "deaf" heeds no abort, but SIGTERM
+  Outcome o = Start(options, [](pid_t launcher) {
     SleepMs(600);
     kill(launcher, SIGTERM);
   });
   EXPECT_EQ(o.code, 143);
   EXPECT_EQ(o.errors, "disagmoe: error: interrupted by signal 15\n");
-  EXPECT_LT(o.seconds, 4);
+  EXPECT_LT(o.seconds, 3);
 }
 
 TEST(Launch, NoRankOutlivesAKilledLauncher) {

@@ -46,10 +46,10 @@ int AfterJoining(const std::string& mode, ControlClient& client) {
   if (mode == "stop") raise(SIGSTOP);
   if (mode == "exit0") _exit(0);
   if (mode == "exit7") _exit(7);
-  if (mode == "stubborn") {
-    signal(SIGTERM, SIG_IGN);
-    SleepMs(30'000);
-  }
+  if (mode == "stubborn" || mode == "tidy") signal(SIGTERM, SIG_IGN);
+  if (mode == "stubborn" || mode == "deaf") SleepMs(30'000);
+  for (int i = 0; mode == "tidy" && i < 1500 && client.abort_reason().empty(); ++i) SleepMs(10);
+  if (mode == "tidy") return std::fputs("tidied up\n", stderr), 1;
   for (int i = 0; mode == "wait" && i < 1500; ++i) {
     if (!client.abort_reason().empty()) return ExitCode(client.abort_kind());
     SleepMs(10);

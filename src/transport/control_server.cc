@@ -144,7 +144,8 @@ void ControlServer::Impl::Turn(int64_t now) {
 }
 
 int64_t ControlServer::Impl::NextDeadline(int64_t now) const {
-  int64_t next = std::min(state.NextDeadline(), now + 60'000 * kMs);
+  // At least as often as heartbeats come, so that Poll() notices when this process does not run.
+  int64_t next = std::min(state.NextDeadline(), now + times.heartbeat_ns);
   for (const Connection& c : connections) {
     if (c.rank < 0) next = std::min(next, c.since_ns + times.proof_timeout_ns + kMs);
   }

@@ -53,7 +53,7 @@ Channel::Channel(int fd) : fd_(fd) {}
 Channel::~Channel() { close(fd_); }
 
 bool Channel::Lost(const char* call) {
-  reason_ = errno == ECONNRESET || errno == EPIPE ? "connection reset" : std::string(call) + ": " + strerror(errno);
+  reason_ = errno == ECONNRESET || errno == EPIPE ? "connection closed" : std::string(call) + ": " + strerror(errno);
   return false;
 }
 
