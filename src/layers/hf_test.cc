@@ -3,6 +3,7 @@
 //
 // E experts, K a token, b sequences of s tokens, V vocabulary.
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -103,6 +104,7 @@ class AgainstTransformers : public testing::TestWithParam<const char*> {
         facts_(Json::parse(file_.metadata().at("facts"))),
         config_(ConfigOf(facts_.at("config"), facts_.at("adam"))),
         tokens_(Load("tokens")) {
+    at::set_num_threads(1);  // several would mostly wait for each other
     config_.train.micro_batch_size = tokens_.size(0);
     config_.train.seq_length = tokens_.size(1) - 1;
     model_ = std::make_unique<Reference>(config_, at::kCPU);
