@@ -118,9 +118,18 @@ void Finish(Rank& r) {
   if (r.server) r.server->WaitAllLeft(10'000'000'000);
 }
 
-int Failed(Rank& r, const std::string& message, FailureKind kind) {
+// One process tells the reason. Our launcher does, of all that the server knows; elsewhere rank 0, which hosts the server,
+// or everybody if that is gone. Who never reached the server speaks for himself.
+bool Speaks(const Rank& r, bool told_by_server, const std::string& reason) {
+  if (!told_by_server) return !r.control;
+  if (r.own_launcher) return false;
+  return r.env.rank == 0 || reason.starts_with("the control server");
+}
+
+int Failed(Rank& r, const std::string& message, FailureKind kind, bool told = false) {
   std::string verdict = message;
   if (r.control) {
+    told = true;
     if (r.control->abort_reason().empty()) {
       verdict = r.control->Fail(message, kind);
     } else {
@@ -129,8 +138,7 @@ int Failed(Rank& r, const std::string& message, FailureKind kind) {
     }
   }
   if (r.transport) r.transport->Abort(verdict);
-  // Our launcher prints what the server has decided; so does rank 0 elsewhere. Who never joined speaks for himself.
-  if (!r.control || (!r.own_launcher && r.env.rank == 0)) std::fprintf(stderr, "disagmoe: error: %s\n", verdict.c_str());
+  if (Speaks(r, told, verdict)) std::fprintf(stderr, "disagmoe: error: %s\n", verdict.c_str());
   if (r.server) r.server->Stop();
   std::fflush(nullptr);
   _exit(ExitCode(kind));  // destructors of a broken run could wait for peers
@@ -159,7 +167,7 @@ int RunProcess(const RunConfig& config, bool json) {
     abort_target->store(nullptr);
     return 0;
   } catch (const RunAborted& e) {
-    return Failed(r, e.what(), e.kind());
+    return Failed(r, e.what(), e.kind(), /*told=*/true);
   } catch (const WaitFailed& e) {
     return Failed(r, e.what(), FailureKind::kPeerLost);
   } catch (const Error& e) {
