@@ -58,8 +58,6 @@ struct ModelArguments {
 };
 int ModelCommand(const ModelArguments& arguments);
 
-// OUT/trace.json, from what all workers of a run that has ended wrote.
-void FinishTrace(const RunConfig& config);
 // The disagmoe-worker in the same folder as this program.
 std::string WorkerProgram();
 // Replaces this process by it.

@@ -42,8 +42,6 @@ int TerminalColumns() {
 
 }  // namespace
 
-void FinishTrace(const RunConfig& config) { MergeTrace(config.out, NamesOf(config)); }
-
 int TimelineCommand(const TimelineArguments& arguments) {
   const std::vector<TraceEvent> events = ReadRunEvents(arguments.out);
   const std::vector<WorkerName> workers = NamesOfRun(arguments.out, events);

@@ -42,9 +42,7 @@ int TrainCommand(const TrainArguments& arguments) {
   launch.port = config.transport.port;
   launch.times.join_timeout_ns = static_cast<int64_t>(config.transport.join_timeout_s * 1e9);
   SetUcxEnvironment();
-  const int code = LaunchLocal(launch);
-  FinishTrace(config);
-  return code;
+  return LaunchLocal(launch);
 }
 
 int ReferenceCommand(const TrainArguments& arguments) {

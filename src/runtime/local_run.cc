@@ -29,6 +29,7 @@ RunResult RunThreads(const RunConfig& config, const RankContext& base) {
     Status status;
     RankContext context = base;
     context.rank = rank;
+    context.local_rank = rank;
     context.status = &status;
     context.transport = world > 1 ? transports[rank].get() : nullptr;
     context.clock_offsets.assign(world, 0);
@@ -46,6 +47,7 @@ RunResult RunThreads(const RunConfig& config, const RankContext& base) {
   for (int r = 0; r < world; ++r) threads.emplace_back(rank_main, r);
   for (auto& t : threads) t.join();
   if (first) std::rethrow_exception(first);
+  if (base.write_files) WriteRunTrace(config);
   return result;
 }
 

@@ -113,6 +113,7 @@ std::vector<int64_t> ClockOffsets(Rank& r) {
 void Finish(Rank& r) {
   r.status.Doing("finishing");
   r.control->AllGather("");
+  if (r.env.rank == 0) WriteRunTrace(r.config);
   r.ucx->Leave();
   r.control->Leave();
   if (r.server) r.server->WaitAllLeft(10'000'000'000);
@@ -158,6 +159,7 @@ int RunProcess(const RunConfig& config, bool json) {
     Connect(r, abort_target);
     RankContext context;
     context.rank = r.env.rank;
+    context.local_rank = r.env.local_rank;
     context.transport = r.env.world > 1 ? r.transport.get() : nullptr;
     context.clock_offsets = ClockOffsets(r);
     context.status = &r.status;

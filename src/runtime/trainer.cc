@@ -22,13 +22,20 @@
 namespace disagmoe {
 namespace {
 
-at::Device PickDevice(const DeviceConfig& config) {
+// The CPU, or the accelerator that libtorch finds; sets the number of threads of this thread's work.
+at::Device PickDevice(const DeviceConfig& config, int local_rank) {
   at::set_num_threads(config.threads);
   const auto accelerator = at::getAccelerator(/*checked=*/false);
-  const bool there = accelerator.has_value() && at::hasCUDA();
+  const bool there = accelerator.has_value() && at::globalContext().getAcceleratorHooksInterface(accelerator).deviceCount() > 0;
   if (config.type == "cpu" || (config.type == "auto" && !there)) return at::kCPU;
   if (!there) throw Error({"no accelerator", "device.type", "none that libtorch finds", "\"" + config.type + "\"", "device.type=cpu"});
-  return at::Device(*accelerator, 0);
+  const int count = at::globalContext().getAcceleratorHooksInterface(accelerator).deviceCount();
+  return at::Device(*accelerator, static_cast<at::DeviceIndex>(local_rank % count));
+}
+
+std::string Describe(const at::Device& device, int threads) {
+  if (!device.is_cpu()) return device.str();
+  return "cpu (" + std::to_string(threads) + (threads == 1 ? " thread" : " threads") + " a worker)";
 }
 
 double PeakMemory() {
@@ -122,7 +129,7 @@ class Trainer {
   Trainer(const RunConfig& config, const RankContext& context)
       : config_(config),
         context_(context),
-        device_(PickDevice(config.device)),
+        device_(PickDevice(config.device, context.local_rank)),
         data_(config.data.path),
         batches_(data_, config.data.split, config.train.seq_length, config.train.seed),
         schedule_(ScheduleOf(config, config.train.micro_batches, true)),
@@ -316,7 +323,7 @@ RunResult Trainer::Run() {
     log = std::make_unique<RunLog>(config_, resume.step + 1, context_.json);
     WriteText(config_.out + "/config.toml", PrintConfig(config_));
     RemoveLeftovers(config_.out + "/checkpoints");
-    log->Note("training on " + DescribeDevice(config_.device) + ": " + std::to_string(topology_.world()) + " workers, schedule " +
+    log->Note("training on " + Describe(device_, config_.device.threads) + ": " + std::to_string(topology_.world()) + " workers, schedule " +
               schedule_.name + (resume.folder.empty() ? "" : ", continued after step " + std::to_string(resume.step)));
   }
   RunResult result;
@@ -338,9 +345,7 @@ RunResult Trainer::Run() {
   }
   if (context_.write_files && config_.trace.steps > 0 && !events_.empty()) {
     std::filesystem::create_directories(config_.out + "/trace");
-    char name[32];
-    std::snprintf(name, sizeof name, "/trace/rank-%05d.jsonl", context_.rank);
-    WriteEvents(config_.out + name, events_);
+    WriteEvents(EventsPath(config_.out, context_.rank), events_);
   }
   result.checkpoint = last_checkpoint_;
   return result;
@@ -348,20 +353,21 @@ RunResult Trainer::Run() {
 
 }  // namespace
 
-std::string DescribeDevice(const DeviceConfig& config) {
-  const at::Device device = PickDevice(config);
-  return device.is_cpu() ? "cpu (" + std::to_string(config.threads) + (config.threads == 1 ? " thread" : " threads") + " a worker)" : device.str();
-}
-
 RunResult TrainRank(const RunConfig& config, const RankContext& context) {
   c10::NoGradGuard no_grad;
   return Trainer(config, context).Run();
 }
 
+void WriteRunTrace(const RunConfig& config) {
+  std::vector<WorkerName> workers;
+  for (const std::string& name : WorkerNames(config)) workers.push_back({static_cast<int>(workers.size()), name});
+  MergeTrace(config.out, workers);
+}
+
 RunResult TrainReference(const RunConfig& config, const RankContext& context) {
   c10::NoGradGuard no_grad;
   const TrainConfig& t = config.train;
-  const at::Device device = PickDevice(config.device);
+  const at::Device device = PickDevice(config.device, context.local_rank);
   const IndexedDataset data(config.data.path);
   const Batches batches(data, config.data.split, t.seq_length, t.seed);
   CheckVocabulary(config, data);
@@ -379,7 +385,7 @@ RunResult TrainReference(const RunConfig& config, const RankContext& context) {
   if (context.write_files) {
     log = std::make_unique<RunLog>(config, resume.step + 1, context.json);
     WriteText(config.out + "/config.toml", PrintConfig(config));
-    log->Note("reference: one process, no disaggregation, on " + DescribeDevice(config.device));
+    log->Note("reference: one process, no disaggregation, on " + Describe(device, config.device.threads));
   }
   auto micro_batch = [&](bool held_out, int64_t first) {
     at::Tensor tokens = at::empty({t.micro_batch_size, t.seq_length + 1}, at::kLong);

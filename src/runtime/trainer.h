@@ -17,6 +17,7 @@ namespace disagmoe {
 // What surrounds a rank. Lives as long as its trainer.
 struct RankContext {
   int rank = 0;
+  int local_rank = 0;                   // on this host: which accelerator
   Transport* transport = nullptr;       // null with one worker
   std::vector<int64_t> clock_offsets;   // per rank
   Status* status = nullptr;
@@ -37,10 +38,10 @@ struct RunResult {
 // Runs on the calling thread until the last step. Throws Error or InternalError; the caller ends the other ranks.
 RunResult TrainRank(const RunConfig& config, const RankContext& context);
 
+// OUT/trace.json, from what the ranks have written (of other hosts: if the folder is shared). When all have finished.
+void WriteRunTrace(const RunConfig& config);
+
 // The judge: no schedule, no exchange, no other worker.
 RunResult TrainReference(const RunConfig& config, const RankContext& context);
-
-// "cpu", or the accelerator that libtorch finds; sets the number of threads. Throws Error.
-std::string DescribeDevice(const DeviceConfig& device);
 
 }  // namespace disagmoe
