@@ -251,6 +251,7 @@ StepRecord Trainer::Step(int64_t step) {
   }
   store_.ZeroGrad();
   const int64_t end = NowNs();
+  waits_.Record(Stream::kStep, "step", begin, end);
   waits_.Record(Stream::kStep, "gradients and optimizer", end_begin, end);
   waits_.Trace(nullptr, step);
   const double exposed = static_cast<double>(waits_.exposed_ns() - exposed0) * 1e-9;
