@@ -175,7 +175,7 @@ TEST_P(AgainstTransformers, LossAndGradients) {
   double largest = 0;
   for (const auto& held : model_->store().held()) {
     const double error = RelativeError(model_->store().Get(held.spec.name).grad, Load("gradients", held.spec));
-    EXPECT_LT(error, 2e-5) << held.spec.name;
+    EXPECT_LT(error, 5e-5) << held.spec.name;
     largest = std::max(largest, error);
   }
   Record("loss", std::abs(got - loss));
@@ -236,8 +236,8 @@ TEST_P(AgainstTransformers, ClippedAdamWSteps) {
     EXPECT_NEAR(norm / want_norm, 1, 2e-5) << "step " << step;
     adam.Step(step, facts_.at("adam").at("lr"), ClipCoefficient(config_.train.clip_grad, norm));
     if (step == 1) {
-      EXPECT_LT(ErrorOfChange("one_step", "head", "lm_head.weight"), 2e-5);
-      EXPECT_LT(ErrorOfChange("one_step", "final_norm", "model.norm.weight"), 2e-5);
+      EXPECT_LT(ErrorOfChange("one_step", "head", "lm_head.weight"), 5e-5);
+      EXPECT_LT(ErrorOfChange("one_step", "final_norm", "model.norm.weight"), 5e-5);
       Record("head_one_step", ErrorOfChange("one_step", "head", "lm_head.weight"));
     }
     const double loss = Loss();
@@ -245,8 +245,8 @@ TEST_P(AgainstTransformers, ClippedAdamWSteps) {
     worst_loss = std::max(worst_loss, std::abs(loss - want_loss));
     worst_norm = std::max(worst_norm, std::abs(norm / want_norm - 1));
   }
-  EXPECT_LT(ErrorOfChange("all_steps", "head", "lm_head.weight"), 2e-5);
-  EXPECT_LT(ErrorOfChange("all_steps", "final_norm", "model.norm.weight"), 2e-5);
+  EXPECT_LT(ErrorOfChange("all_steps", "head", "lm_head.weight"), 5e-5);
+  EXPECT_LT(ErrorOfChange("all_steps", "final_norm", "model.norm.weight"), 5e-5);
   Record("head_all_steps", ErrorOfChange("all_steps", "head", "lm_head.weight"));
   Record("norm_all_steps", ErrorOfChange("all_steps", "final_norm", "model.norm.weight"));
   Record("step_loss", worst_loss);
