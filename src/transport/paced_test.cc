@@ -17,8 +17,8 @@ namespace {
 constexpr int64_t kMs = 1'000'000;
 constexpr int64_t kSlack = 40 * kMs;
 constexpr int64_t kPatience = 20'000 * kMs;
-constexpr double kRate = 100e6;      // bytes a second
-constexpr size_t k60Ms = 6'000'000;  // bytes: 60 ms at kRate
+constexpr double kRate = 1e6;      // bytes a second: slow, so that the copy of the wire below takes nothing
+constexpr size_t k60Ms = 60'000;   // bytes: 60 ms at kRate
 
 struct Message {
   int src, dst;
@@ -139,7 +139,7 @@ TEST(Paced, TwoSendersQueueAtOneReceiver) {
 
 TEST(Paced, SlowerSideDecides) {
   const PacedOptions slow{kRate / 2, kRate / 2, 0, 0};
-  // Both to a slow receiver and from a slow sender: 6 MB at 50 MB/s.
+  // Both to a slow receiver and from a slow sender: 60 kB at 0.5 MB/s.
   Check({kNic, slow}, {{0, 1, k60Ms}, {1, 0, k60Ms}}, [](const auto& t) -> std::vector<Point> {
     return {{t[0].send, 60, "fast sender"},
             {t[0].recv, 120, "slow receiver"},
@@ -181,7 +181,7 @@ TEST(Paced, LateWakeUpsDoNotAddUp) {
 
 TEST(Paced, AbortEndsWhatIsOnTheWire) {
   auto group = MakeInproc(2);
-  for (auto& t : group) t = MakePaced(std::move(t), {1e6, 1e6, 0, 0});
+  for (auto& t : group) t = MakePaced(std::move(t), {1e4, 1e4, 0, 0});
   RequestPtr recv = group[1]->PostRecv(0, {});
   std::vector<RequestPtr> sends;
   for (int i = 0; i < 3; ++i) sends.push_back(group[0]->PostSend(1, {0, MessageKind::kForward, 0, i}, group[0]->Allocate(k60Ms)));

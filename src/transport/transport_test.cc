@@ -404,6 +404,20 @@ TEST(MessageKey, Describes) {
   EXPECT_EQ((MessageKey{2, MessageKind::kControl, 4, 1}).Describe(), "control message 4.1, step 2");
 }
 
+TEST(Request, FirstEndCounts) {
+  Request done(false, 1, Key(0)), failed(true, 1, Key(0));
+  EXPECT_TRUE(done.Complete({}, 5));
+  EXPECT_FALSE(done.Fail("too late"));
+  EXPECT_EQ(done.state(), Request::State::kDone);
+  EXPECT_EQ(done.reason(), "");
+  EXPECT_EQ(done.sender_posted_ns(), 5);
+  EXPECT_TRUE(failed.Fail("first"));
+  EXPECT_FALSE(failed.Fail("second"));
+  EXPECT_FALSE(failed.Complete({}, 5));
+  EXPECT_EQ(failed.state(), Request::State::kFailed);
+  EXPECT_EQ(failed.reason(), "first");
+}
+
 TEST(BufferPool, RecyclesBlocks) {
   BufferPool pool;
   std::byte* first;

@@ -6,7 +6,7 @@
 namespace disagmoe {
 
 void SetUcxEnvironment() {
-  // Measured with 1.13 and 1.22 on shared memory and TCP. Not ucp_config_modify: before 1.14 or so it does not reach
+  // Measured with 1.13 and 1.22 on shared memory and TCP. Not ucp_config_modify: with 1.13 it does not reach
   // the settings of a single transport.
   constexpr const char* kSettings[][2] = {
       // Else UCX 1.22 patches eight functions when it loads, with a pause of 50 ms each. Revisit for GPU memory.
