@@ -1,6 +1,6 @@
 #include "io/checkpoint.h"
 
-#include <sys/stat.h>
+#include <set>
 
 #include "base/rng.h"
 #include "io/test_util.h"
@@ -195,7 +195,7 @@ TEST(Checkpoint, FullDiskKeepsThePreviousOne) {
 }
 
 // Steps rise and fall back now and then, so that new folders and replaced ones are both met by the kills.
-TEST(Checkpoint, KillAtAnyMomentLeavesLatestUsable) {
+TEST(Checkpoint, KillAtRandomMomentsLeavesLatestUsable) {
   TemporaryFolder folder;
   const std::string& root = folder.path();
   Rng rng(8);
@@ -207,7 +207,7 @@ TEST(Checkpoint, KillAtAnyMomentLeavesLatestUsable) {
       ++turn;
       Publish(root, step + turn % 3, 1 + turn % 2);
     };
-    ASSERT_TRUE(RunAndKill(work, std::chrono::microseconds(2000 + rng.Below(60000))));
+    ASSERT_TRUE(RunAndKill(work, std::chrono::microseconds(rng.Below(40000))));
     const int64_t loaded = LoadedStep(root, "latest");
     EXPECT_GE(loaded, step);
     EXPECT_LE(loaded, step + 2);
@@ -215,6 +215,32 @@ TEST(Checkpoint, KillAtAnyMomentLeavesLatestUsable) {
     if (round % 3 == 0) RemoveLeftovers(root);
   }
   EXPECT_GT(step, 0);
+}
+
+// Publishes step `to` over a root whose latest is step 7 with one rank; returns which steps `latest` then named.
+std::set<int64_t> KillEverywhere(int64_t to, Ended* ended) {
+  TemporaryFolder folder(FastFolder());
+  const std::string& root = folder.path();
+  std::set<int64_t> latest;
+  *ended = Ended::kKilled;
+  for (int n = 0; *ended == Ended::kKilled && n < 2000; ++n) {
+    Publish(root, 7, 1);
+    *ended = KillAtSystemCall([&] { Publish(root, to, 2); }, n);
+    latest.insert(LoadedStep(root, "latest"));
+    if (n % 3 == 0) RemoveLeftovers(root);
+    latest.insert(LoadedStep(root, "latest"));
+  }
+  return latest;
+}
+
+TEST(Checkpoint, KillAtEverySystemCallLeavesLatestUsable) {
+  Ended ended;
+  const std::set<int64_t> next = KillEverywhere(8, &ended);
+  if (ended == Ended::kNotPermitted) GTEST_SKIP() << "ptrace is not permitted";
+  EXPECT_EQ(ended, Ended::kByItself);
+  EXPECT_EQ(next, (std::set<int64_t>{7, 8}));
+  EXPECT_EQ(KillEverywhere(7, &ended), std::set<int64_t>{7});  // replaces the folder that latest names
+  EXPECT_EQ(ended, Ended::kByItself);
 }
 
 }  // namespace

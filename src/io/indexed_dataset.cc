@@ -281,18 +281,23 @@ void IndexedWriter::AddTokens(const int32_t* tokens, size_t count) {
                  "document " + std::to_string(w.lengths.size()) + " with more than 2147483647 tokens", {},
                  "cut it into several documents"});
   }
-  for (size_t i = 0; i < count; ++i) {
-    if (tokens[i] < 0 || tokens[i] >= w.vocab) {
-      throw Error({"token outside the vocabulary", w.bin.path() + ", document " + std::to_string(w.lengths.size()),
-                   std::to_string(tokens[i]), "0 to " + std::to_string(w.vocab - 1), {}});
+  const size_t width = w.small ? 2 : 4;
+  while (count > 0) {
+    const size_t n = std::min(count, size_t{1} << 16), filled = w.buffer.size();
+    w.buffer.resize(filled + n * width);
+    char* out = w.buffer.data() + filled;
+    for (size_t i = 0; i < n; ++i, out += width) {
+      if (tokens[i] < 0 || tokens[i] >= w.vocab) {
+        throw Error({"token outside the vocabulary", w.bin.path() + ", document " + std::to_string(w.lengths.size()),
+                     std::to_string(tokens[i]), "0 to " + std::to_string(w.vocab - 1), {}});
+      }
+      std::memcpy(out, &tokens[i], width);  // little-endian: the first two bytes are the u16
     }
-    const uint32_t token = static_cast<uint32_t>(tokens[i]);
-    char bytes[4];
-    std::memcpy(bytes, &token, 4);  // little-endian: the first two are the u16
-    w.buffer.insert(w.buffer.end(), bytes, bytes + (w.small ? 2 : 4));
     if (w.buffer.size() >= (size_t{1} << 20)) w.Flush();
+    w.in_document += static_cast<int64_t>(n);
+    tokens += n;
+    count -= n;
   }
-  w.in_document += static_cast<int64_t>(count);
 }
 
 void IndexedWriter::EndDocument() {

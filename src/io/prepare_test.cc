@@ -95,6 +95,17 @@ TEST(Prepare, CutsAtTheFirstBlankLineAfterTheSize) {
   EXPECT_EQ(cut(1000), (Documents{"aaa\nbbb\n\nccc\nddd\n \t\r\neee\nfff\n\n\nggg"}));
 }
 
+// A line that is cut by the end of a piece (1 MiB) is no blank line if only its tail is blank, and one if all of it is.
+TEST(Prepare, BlankLinesAcrossPieces) {
+  TemporaryFolder folder;
+  const size_t piece = 1 << 20;
+  const std::string tail = std::string(piece, 'x') + "  \nmore", across = std::string(piece - 3, 'x') + "\n    \nmore";
+  WriteAll(folder / "a", tail);
+  WriteAll(folder / "b", across);
+  Prepare({folder / "a", folder / "b"}, folder / "x", 10);
+  EXPECT_TRUE(ReadDocuments(folder / "x") == (Documents{tail, std::string(piece - 3, 'x') + "\n    \n", "more"}));
+}
+
 // The text is longer than the pieces in which it is read, so lines and documents lie across them.
 TEST(Prepare, KeepsEveryByteOfLongText) {
   TemporaryFolder folder;

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mount.h>
+#include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,8 +29,8 @@ namespace disagmoe {
 
 class TemporaryFolder {
  public:
-  TemporaryFolder() : path_(testing::TempDir() + "disagmoe-io-XXXXXX") {
-    if (!mkdtemp(path_.data())) throw Error("mkdtemp failed in " + testing::TempDir());
+  explicit TemporaryFolder(const std::string& parent = testing::TempDir()) : path_(parent + "/disagmoe-io-XXXXXX") {
+    if (!mkdtemp(path_.data())) throw Error("mkdtemp failed in " + parent);
   }
   ~TemporaryFolder() {
     std::error_code error;
@@ -41,6 +42,9 @@ class TemporaryFolder {
  private:
   std::string path_;
 };
+
+// A folder in memory where there is one: for tests with thousands of syncs.
+inline std::string FastFolder() { return access("/dev/shm", W_OK) == 0 ? "/dev/shm" : testing::TempDir(); }
 
 inline std::string ReadAll(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
@@ -88,23 +92,60 @@ inline bool MountTinyDisk(const std::string& path, const std::string& size) {
          mount("tmpfs", path.c_str(), "tmpfs", 0, ("size=" + size).c_str()) == 0;
 }
 
-// Runs work() over and over in a child process and kills it after `delay`. False if the child ended by itself.
+// Calls work() in a child process; what it throws is printed and ends the child with 1.
 template <typename F>
-bool RunAndKill(F work, std::chrono::microseconds delay) {
-  const pid_t child = fork();
-  if (child == 0) {
-    try {
-      while (true) work();
-    } catch (const std::exception& e) {
-      const ssize_t ignored = write(2, e.what(), std::strlen(e.what()));
-      (void)ignored;
-    }
+void WorkInChild(F work) {
+  try {
+    work();
+  } catch (const std::exception& e) {
+    const ssize_t ignored = write(2, e.what(), std::strlen(e.what()));
+    (void)ignored;
     _exit(1);
   }
+}
+
+// Runs work() over and over in a child process, and kills it `delay` after the first has ended. False if the child ended
+// by itself.
+template <typename F>
+bool RunAndKill(F work, std::chrono::microseconds delay) {
+  int ends[2];
+  if (pipe(ends) != 0) return false;
+  const pid_t child = fork();
+  if (child == 0) {
+    WorkInChild(work);
+    close(ends[0]);
+    close(ends[1]);
+    while (true) WorkInChild(work);
+  }
+  close(ends[1]);
+  char byte;
+  const ssize_t ended = read(ends[0], &byte, 1);  // end of file: the child closed it, or died
+  close(ends[0]);
   std::this_thread::sleep_for(delay);
   kill(child, SIGKILL);
   int status = 0;
-  return waitpid(child, &status, 0) == child && WIFSIGNALED(status);
+  return ended == 0 && waitpid(child, &status, 0) == child && WIFSIGNALED(status);
+}
+
+enum class Ended { kKilled, kByItself, kFailed, kNotPermitted };
+
+// Runs work() in a child process and kills it as it enters or leaves its n-th system call (n = 0, 1, ...).
+template <typename F>
+Ended KillAtSystemCall(F work, int n) {
+  const pid_t child = fork();
+  if (child == 0) {
+    if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(2);
+    raise(SIGSTOP);
+    WorkInChild(work);
+    _exit(0);
+  }
+  int status = 0;
+  for (int i = 0; waitpid(child, &status, 0) == child && WIFSTOPPED(status); ++i) {
+    if (i > n) kill(child, SIGKILL);
+    else ptrace(PTRACE_SYSCALL, child, nullptr, nullptr);
+  }
+  if (WIFSIGNALED(status)) return Ended::kKilled;
+  return WEXITSTATUS(status) == 0 ? Ended::kByItself : WEXITSTATUS(status) == 2 ? Ended::kNotPermitted : Ended::kFailed;
 }
 
 }  // namespace disagmoe
