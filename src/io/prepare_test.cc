@@ -99,7 +99,8 @@ TEST(Prepare, CutsAtTheFirstBlankLineAfterTheSize) {
 TEST(Prepare, BlankLinesAcrossPieces) {
   TemporaryFolder folder;
   const size_t piece = 1 << 20;
-  const std::string tail = std::string(piece, 'x') + "  \nmore", across = std::string(piece - 3, 'x') + "\n    \nmore";
+  const std::string tail = "0123456789\n" + std::string(piece - 11, 'x') + "  \nmore";
+  const std::string across = std::string(piece - 3, 'x') + "\n    \nmore";
   WriteAll(folder / "a", tail);
   WriteAll(folder / "b", across);
   Prepare({folder / "a", folder / "b"}, folder / "x", 10);
