@@ -148,8 +148,11 @@ TEST(Files, WriteReadMerge) {
   const Folder folder;
   const std::vector<TraceEvent> events = Step();
   const std::vector<TraceEvent> parts[] = {{events.begin(), events.begin() + 6}, {events.begin() + 6, events.end()}};
+  // In several orders: a folder lists its files in any.
   WriteEvents(EventsPath(folder.path, 1), parts[1]);
   WriteEvents(EventsPath(folder.path, 0), parts[0]);
+  for (int rank = 2; rank < 20; ++rank) WriteEvents(EventsPath(folder.path, rank), {});
+  WriteEvents(EventsPath(folder.path, 1), parts[1]);
   EXPECT_TRUE(std::filesystem::exists(folder.path + "/trace/rank-00000.jsonl"));
   const std::vector<TraceEvent> read = ReadRunEvents(folder.path);
   ASSERT_EQ(read.size(), events.size());
