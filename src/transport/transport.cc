@@ -129,7 +129,10 @@ void Request::Wait(int64_t timeout_ns) {
       throw Error({"timed out after " + Seconds(timeout_ns) + (is_send_ ? " sending " : " waiting for ") + Describe(),
                    {}, {}, {}, {}});
     }
+    // In this order, as in Finish the other way round: one of the two sees what the other wrote.
+    waiters_.fetch_add(1);
     FutexWait(&state_, static_cast<int>(State::kPending), left);
+    waiters_.fetch_sub(1);
   }
   if (state() == State::kFailed) {
     throw Error((is_send_ ? "could not send " : "could not receive ") + Describe() + ": " + reason_);
@@ -158,8 +161,8 @@ bool Request::Fail(std::string reason) {
 
 void Request::Finish(State state) {
   done_ns_ = NowNs();
-  state_.store(state, std::memory_order_release);
-  FutexWakeAll(&state_);
+  state_.store(state);
+  if (waiters_.load() > 0) FutexWakeAll(&state_);
   // Taken out of the request first: a hook often holds the request itself.
   if (hook_state_.exchange(kHookDue, std::memory_order_acq_rel) == kHookSet) std::exchange(hook_, nullptr)();
 }

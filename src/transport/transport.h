@@ -105,6 +105,7 @@ class Request {
 
   std::atomic<State> state_{State::kPending};
   std::atomic<bool> claimed_{false};
+  std::atomic<int> waiters_{0};  // so that an end that nobody sleeps for costs no system call
   std::atomic<int> hook_state_{kNoHook};
   std::function<void()> hook_;
   bool is_send_;

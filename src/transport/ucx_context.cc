@@ -129,10 +129,11 @@ void UcxContext::Watch(int fd) {
 void UcxContext::Sleep(int64_t timeout_ns) {
   if (ucp_worker_arm(tx_) != UCS_OK || ucp_worker_arm(rx_) != UCS_OK) return;
   epoll_event events[4];
-  epoll_wait(epoll_fd_, events, 4, static_cast<int>((timeout_ns + 999'999) / 1'000'000));
-  uint64_t count;
-  // Empty where it was not Wake that ended the sleep.
-  [[maybe_unused]] ssize_t n = read(wake_fd_, &count, sizeof count);
+  const int count = epoll_wait(epoll_fd_, events, 4, static_cast<int>((timeout_ns + 999'999) / 1'000'000));
+  for (int i = 0; i < count; ++i) {
+    uint64_t wakes;
+    if (events[i].data.fd == wake_fd_) [[maybe_unused]] ssize_t n = read(wake_fd_, &wakes, sizeof wakes);
+  }
 }
 
 void UcxContext::Wake() {
