@@ -54,7 +54,7 @@ constexpr const char* kVerify = R"(Compares a finished run with the one-process 
   disagmoe verify out/demo --json
 
   --steps N     steps to train again (20)
-  --threads N   of the reference (all cores)
+  --threads N   of the reference (as many as a worker had; others round differently, and a router's choice can flip for it)
   --sample N    bytes of text that the last checkpoint writes (300; 0: none)
 Exit code: 0 all figures agree within the tolerances shown, 1 some differ.
 )";

@@ -9,7 +9,7 @@ namespace disagmoe {
 struct VerifyOptions {
   std::string out;      // folder of the run
   int64_t steps = 20;   // so many steps are trained again in one process
-  int threads = 0;      // 0: all cores
+  int threads = 0;      // of the reference; 0: as a worker of the run had
   int64_t sample = 300; // bytes of generated text; 0: none
   bool json = false;
 };
