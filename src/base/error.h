@@ -31,6 +31,9 @@ class Error : public std::exception {
   std::string line_;
 };
 
+// {"error":{"what":...}}: what commands print with --json. Empty parts are left out.
+std::string ErrorJson(const ErrorParts& parts);
+
 class InternalError : public std::exception {
  public:
   InternalError(const char* file, int line, const char* condition, const std::string& detail);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@ struct TrainArguments {
   std::string config;
   std::vector<std::string> overrides;
   std::vector<std::string> words;  // the whole command as given, for the worker: "train", "tiny.toml", ...
+  bool json = false;
 };
 int TrainCommand(const TrainArguments& arguments);
 int ReferenceCommand(const TrainArguments& arguments);
@@ -48,13 +50,14 @@ struct TimelineArguments {
 };
 int TimelineCommand(const TimelineArguments& arguments);
 
-// verify and generate: in the worker program, whose words these are.
+// verify and generate: in the worker program.
 struct ModelArguments {
+  std::string command;
   std::string from;  // folder of a run, or of a checkpoint
   int64_t steps = 20, threads = 0, sample = 300, bytes = 300, seed = 1;
   double temperature = 0.8;
-  std::string prompt;
-  std::vector<std::string> words;
+  std::optional<std::string> prompt;
+  bool json = false;
 };
 int ModelCommand(const ModelArguments& arguments);
 

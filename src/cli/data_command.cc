@@ -19,26 +19,40 @@ void ShowProgress(int64_t done, int64_t total) {
                done == total ? "\n" : "");
 }
 
+// Text of whatever origin: nothing in it may steer the terminal. Bytes above ASCII may be controls too (C1).
+std::string Harmless(const std::string& text) {
+  std::string out;
+  for (unsigned char c : text) {
+    if ((c >= 0x20 && c < 0x7f) || c == '\n') {
+      out += static_cast<char>(c);
+    } else {
+      char code[5];
+      std::snprintf(code, sizeof code, "\\x%02x", c);
+      out += code;
+    }
+  }
+  return out;
+}
+
 int Inspect(const DataArguments& arguments) {
   const IndexedDataset data(arguments.inspect);
-  const int64_t max_token = data.MaxToken();
+  const auto [min_token, max_token] = data.TokenRange();
   std::vector<int64_t> beginning(static_cast<size_t>(std::min<int64_t>(data.num_tokens(), 200)));
   data.Read(0, static_cast<int64_t>(beginning.size()), beginning.data());
   if (arguments.json) {
     const ordered_json json = {{"path", arguments.inspect},     {"documents", data.num_documents()},
                                {"sequences", data.num_sequences()}, {"tokens", data.num_tokens()},
-                               {"max_token", max_token},        {"beginning", beginning}};
+                               {"min_token", min_token},        {"max_token", max_token},
+                               {"beginning", beginning}};
     std::puts(json.dump().c_str());
     return 0;
   }
-  std::printf("%s: documents %lld, sequences %lld, tokens %lld, largest token %lld\n", arguments.inspect.c_str(),
+  std::printf("%s: documents %lld, sequences %lld, tokens %lld, from %lld to %lld\n", arguments.inspect.c_str(),
               static_cast<long long>(data.num_documents()), static_cast<long long>(data.num_sequences()),
-              static_cast<long long>(data.num_tokens()), static_cast<long long>(max_token));
-  if (max_token >= kByteVocab) return 0;  // tokens of another tokenizer are not bytes
-  std::string text = DecodeBytes({beginning.begin(), beginning.end()});
-  // Of whatever origin: nothing in it may steer the terminal.
-  std::replace_if(text.begin(), text.end(), [](unsigned char c) { return (c < 0x20 && c != '\n') || c == 0x7f; }, ' ');
-  std::printf("begins: %s\n", text.c_str());
+              static_cast<long long>(data.num_tokens()), static_cast<long long>(min_token),
+              static_cast<long long>(max_token));
+  if (min_token < 0 || max_token >= kByteVocab) return 0;  // tokens of another tokenizer are not bytes
+  std::printf("begins: %s\n", Harmless(DecodeBytes({beginning.begin(), beginning.end()})).c_str());
   return 0;
 }
 
@@ -48,6 +62,9 @@ int DataCommand(const DataArguments& arguments) {
   if (!arguments.inspect.empty()) return Inspect(arguments);
   if (arguments.inputs.empty()) {
     throw Error({"no input", "disagmoe data", {}, "files of text or JSON lines", "disagmoe data --help"});
+  }
+  if (arguments.document_bytes < 0) {
+    throw Error({"value not allowed", "--document-bytes", std::to_string(arguments.document_bytes), "0 or more", {}});
   }
   const std::filesystem::path folder = std::filesystem::path(arguments.out).parent_path();
   std::error_code ignored;  // the writer says what is wrong

@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
@@ -24,6 +25,7 @@ std::string WorkerProgram() {
 void ExecWorker(const std::vector<std::string>& words) {
   std::string program = WorkerProgram();
   SetUcxEnvironment();
+  setenv("OMP_WAIT_POLICY", "passive", 0);  // barriers that spin are slow where others compute too
   std::vector<std::string> copy = words;
   std::vector<char*> argv = {program.data()};
   for (std::string& word : copy) argv.push_back(word.data());

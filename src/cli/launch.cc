@@ -7,6 +7,7 @@
 #include <limits>
 #include <optional>
 
+#include "base/error.h"
 #include "base/time.h"
 #include "cli/launch_process.h"
 #include "transport/control_wire.h"
@@ -33,7 +34,7 @@ std::vector<std::string> EnvironmentOfRank(const LaunchOptions& o, int rank, int
                           {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", std::to_string(port)},
                           {"DISAGMOE_SECRET", secret}, {"DISAGMOE_LAUNCHER", "1"},
                           {"OMP_NUM_THREADS", std::to_string(std::max(1, o.threads))}},
-                         {{"UCX_MEM_EVENTS", "n"}, {"UCX_WARN_UNUSED_ENV_VARS", "n"}},
+                         {{"UCX_MEM_EVENTS", "n"}, {"UCX_WARN_UNUSED_ENV_VARS", "n"}, {"OMP_WAIT_POLICY", "passive"}},
                          {"TORCHELASTIC_USE_AGENT_STORE"});
 }
 
@@ -70,6 +71,8 @@ class LocalRun {
     if (reason.empty()) reason = "the ranks ended, and the control server does not know why";
     std::fflush(stdout);
     std::fprintf(stderr, "disagmoe: error: %s\n", reason.c_str());
+    if (options_.json) std::puts(ErrorJson({reason, {}, {}, {}, {}}).c_str());
+    std::fflush(stdout);
     return reason == interruption_ ? 128 + signal_ : ExitCode(server_.failure_kind());
   }
 

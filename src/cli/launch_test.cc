@@ -23,7 +23,7 @@ using ::testing::StartsWith;
 
 struct Outcome {
   int code = -1;         // exit code of the launcher, 1000 + signal if killed
-  std::string errors;    // what launcher and ranks wrote to stderr
+  std::string errors;    // what launcher and ranks wrote to stderr, and to stdout with json
   double seconds = 0;
   bool all_ended = false;  // nobody holds stderr any more
 };
@@ -49,10 +49,12 @@ Outcome Start(const LaunchOptions& options, const std::function<void(pid_t)>& di
   int out[2];
   EXPECT_EQ(pipe(out), 0);
   int64_t start = NowNs();
+  fflush(stdout);
   pid_t pid = fork();
   if (pid == 0) {
     setpgid(0, 0);
     dup2(out[1], 2);
+    if (options.json) dup2(out[1], 1);
     close(out[0]);
     close(out[1]);
     int code = 98;
@@ -101,13 +103,17 @@ TEST(Launch, EnvironmentOfARank) {
   setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
   setenv("RANK", "17", 1);
   setenv("OMP_NUM_THREADS", "64", 1);
+  unsetenv("OMP_WAIT_POLICY");
   Outcome o = Launch({"environment"});
   unsetenv("TORCHELASTIC_USE_AGENT_STORE");
   unsetenv("RANK");
   unsetenv("OMP_NUM_THREADS");
+  setenv("OMP_WAIT_POLICY", "active", 1);
+  EXPECT_THAT(Launch({"environment"}).errors, HasSubstr(" OMP_WAIT_POLICY=active "));  // the user's own
+  unsetenv("OMP_WAIT_POLICY");
   EXPECT_EQ(o.code, 0);
   EXPECT_EQ(o.errors,
-            "LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 DISAGMOE_LAUNCHER=1 OMP_NUM_THREADS=3 UCX_MEM_EVENTS=n "
+            "LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 DISAGMOE_LAUNCHER=1 OMP_NUM_THREADS=3 OMP_WAIT_POLICY=passive UCX_MEM_EVENTS=n "
             "UCX_WARN_UNUSED_ENV_VARS=n MASTER_ADDR=127.0.0.1 secret of 32, stdin 0\n");
 }
 
@@ -138,6 +144,16 @@ TEST(Launch, ReportOfARank) {
   o = Launch({"internal", "wait"});
   EXPECT_EQ(o.code, 3);
   EXPECT_EQ(o.errors, "disagmoe: error: rank 0 (A-group 0 worker 0): internal error: x > 0 does not hold\n");
+}
+
+TEST(Launch, ReportAsJson) {
+  LaunchOptions options = Options({"wait", "fail"}, "short");
+  options.json = true;
+  Outcome o = Start(options);
+  EXPECT_EQ(o.code, 2);
+  EXPECT_EQ(o.errors,
+            "disagmoe: error: rank 1 (F-group 0 worker 0): value out of range (train.lr): got -1\n"
+            "{\"error\":{\"what\":\"rank 1 (F-group 0 worker 0): value out of range (train.lr): got -1\"}}\n");
 }
 
 TEST(Launch, UncaughtException) {

@@ -27,8 +27,8 @@ void BeforeJoining(const std::string& mode, ControlOptions* options) {
   if (mode == "never") SleepMs(30'000);
   if (mode == "secret") options->secret = "not the secret of this run";
   if (mode == "environment") {
-    for (const char* name : {"LOCAL_RANK", "LOCAL_WORLD_SIZE", "DISAGMOE_LAUNCHER", "OMP_NUM_THREADS", "UCX_MEM_EVENTS",
-                             "UCX_WARN_UNUSED_ENV_VARS", "MASTER_ADDR"}) {
+    for (const char* name : {"LOCAL_RANK", "LOCAL_WORLD_SIZE", "DISAGMOE_LAUNCHER", "OMP_NUM_THREADS", "OMP_WAIT_POLICY",
+                             "UCX_MEM_EVENTS", "UCX_WARN_UNUSED_ENV_VARS", "MASTER_ADDR"}) {
       std::fprintf(stderr, "%s=%s ", name, std::getenv(name));
     }
     std::fprintf(stderr, "secret of %zu, stdin %zd\n", options->secret.size(), read(0, options, 1));

@@ -1,8 +1,8 @@
 // disagmoe: parses the command line, and turns errors into one line and an exit code.
 #include <CLI/CLI.hpp>
 
+#include <cmath>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "cli/commands.h"
@@ -63,7 +63,7 @@ void AddCommands(CommandLine& line) {
   CLI::App* verify = AddCommand(line, "verify");
   verify->add_option("out", line.model.from);
   verify->add_option("--steps", line.model.steps)->check(CLI::PositiveNumber);
-  verify->add_option("--threads", line.model.threads)->check(CLI::NonNegativeNumber);
+  verify->add_option("--threads", line.model.threads)->check(CLI::Range(0, 4096));
   verify->add_option("--sample", line.model.sample)->check(CLI::NonNegativeNumber);
   CLI::App* generate = AddCommand(line, "generate");
   generate->add_option("from", line.model.from);
@@ -84,6 +84,7 @@ int Dispatch(CommandLine& line, const std::string& command) {
   };
   if (command == "train" || command == "reference") {
     need(line.train.config, "CONFIG.toml");
+    line.train.json = line.json;
     return command == "train" ? TrainCommand(line.train) : ReferenceCommand(line.train);
   }
   if (command == "schedule") {
@@ -98,7 +99,9 @@ int Dispatch(CommandLine& line, const std::string& command) {
   }
   if (command == "verify" || command == "generate") {
     need(line.model.from, "the folder of a run");
-    line.model.words = line.train.words;
+    if (!std::isfinite(line.model.temperature)) Misuse("--temperature is not a number", command, "");
+    line.model.command = command;
+    line.model.json = line.json;
     return ModelCommand(line.model);
   }
   need(line.timeline.out, "the folder of a run");
@@ -135,14 +138,7 @@ int Run(CommandLine& line, int argc, char** argv) {
 void Report(const CommandLine& line, const std::string& message, const ErrorParts& parts) {
   std::fflush(stdout);
   std::fprintf(stderr, "disagmoe: %s\n", message.c_str());
-  if (!line.json) return;
-  nlohmann::ordered_json error = {{"what", parts.what}};
-  if (!parts.where.empty()) error["where"] = parts.where;
-  if (!parts.got.empty()) error["got"] = parts.got;
-  if (!parts.expected.empty()) error["expected"] = parts.expected;
-  if (!parts.hint.empty()) error["hint"] = parts.hint;
-  const nlohmann::ordered_json object = {{"error", error}};
-  std::puts(object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
+  if (line.json) std::puts(ErrorJson(parts).c_str());
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "cli/commands.h"
+#include "spec/config_keys.h"
 
 namespace disagmoe {
 namespace {
@@ -76,6 +77,12 @@ void PrintFacts(const Schedule& schedule, const ScheduleFacts& facts) {
 }  // namespace
 
 int ScheduleCommand(const ScheduleArguments& arguments) {
+  if (!(arguments.transfer >= 0 && arguments.transfer <= 1e6)) {
+    throw Error({"value not allowed", "--transfer", TomlNumber(arguments.transfer), "a number from 0 to 1000000", {}});
+  }
+  if (arguments.columns < 0) {
+    throw Error({"value not allowed", "--columns", std::to_string(arguments.columns), "0 (all) or more", {}});
+  }
   Schedule schedule;
   std::string text;
   if (IsScheduleText(arguments.config, &text)) {

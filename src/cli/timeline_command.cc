@@ -43,6 +43,9 @@ int TerminalColumns() {
 }  // namespace
 
 int TimelineCommand(const TimelineArguments& arguments) {
+  if (arguments.columns < 0) {
+    throw Error({"value not allowed", "--columns", std::to_string(arguments.columns), "0 (the terminal's) or more", {}});
+  }
   const std::vector<TraceEvent> events = ReadRunEvents(arguments.out);
   const std::vector<WorkerName> workers = NamesOfRun(arguments.out, events);
   const std::vector<int64_t> steps = TracedSteps(events);

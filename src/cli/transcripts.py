@@ -16,10 +16,11 @@ import tempfile
 
 WORKER = """#!/bin/bash
 echo "worker called: $*"
-echo "UCX_MEM_EVENTS=$UCX_MEM_EVENTS"
+echo "UCX_MEM_EVENTS=$UCX_MEM_EVENTS OMP_WAIT_POLICY=$OMP_WAIT_POLICY"
 """
 OTHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC",
-          "UCX_", "DISAGMOE_")
+          "UCX_", "OMP_",
+          "DISAGMOE_")
 
 
 def environment(program_folder):

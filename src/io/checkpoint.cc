@@ -221,8 +221,12 @@ std::string ResolveCheckpoint(const std::string& root, const std::string& which)
   }
   std::string folder = which;
   while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
+  if (BaseName(folder) == "latest" && fs::is_regular_file(folder, error)) {
+    return ResolveCheckpoint(ParentFolder(folder), "latest");
+  }
   if (!fs::is_directory(folder, error)) {
-    throw Error({"no such checkpoint", root, which, "\"latest\", a folder in root (step-00000020) or a path", {}});
+    throw Error({"no such checkpoint", root, which,
+                 "\"latest\", the name of a folder there (step-00000020), or the path of one", {}});
   }
   return VerifiedFolder(folder);
 }

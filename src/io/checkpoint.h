@@ -72,7 +72,7 @@ std::string RankFileName(int rank);
 // Checks that the files of the manifest are there, removes all others, then manifest, folder rename, `latest`. An older
 // checkpoint of the same step is replaced. Returns the folder's final path.
 std::string PublishCheckpoint(const std::string& root, const CheckpointManifest& manifest);
-// "latest" in root, the name of a folder in root, or a folder path. Verifies that all files are there with their sizes
+// "latest" in root, the name of a folder in root, or the path of a folder or of a file `latest`. Verifies that all files are there with their sizes
 // (not their hashes: each rank verifies its own). Throws Error.
 std::string ResolveCheckpoint(const std::string& root, const std::string& which);
 CheckpointManifest ReadManifest(const std::string& folder);

@@ -59,6 +59,7 @@ TEST(Checkpoint, PublishAndResolve) {
   EXPECT_EQ(ListFolder(root + "/step-00000020"),
             (std::vector<std::string>{"manifest.json", "rank-00000.safetensors", "rank-00001.safetensors"}));
   EXPECT_EQ(ResolveCheckpoint(root, "latest"), root + "/step-00000020");
+  EXPECT_EQ(ResolveCheckpoint("/elsewhere", root + "/latest"), root + "/step-00000020");
   const CheckpointManifest manifest = ReadManifest(root + "/step-00000020");
   EXPECT_EQ(manifest.step, 20);
   EXPECT_EQ(manifest.layout, "layout \"L\"");
@@ -134,7 +135,10 @@ TEST(Checkpoint, SaysWhatIsWrong) {
   const std::string& root = folder.path();
   const auto latest = [&] { return ErrorOf([&] { ResolveCheckpoint(root, "latest"); }); };
   Has(latest(), "no checkpoint (" + root + "/latest)");
-  Has(ErrorOf([&] { ResolveCheckpoint(root, "step-00000001"); }), "no such checkpoint");
+  Has(ErrorOf([&] { ResolveCheckpoint(root, "step-00000001"); }),
+      "no such checkpoint (" + root +
+          "): got step-00000001, expected \"latest\", the name of a folder there (step-00000020), or the path of one");
+  Has(ErrorOf([&] { ResolveCheckpoint(root, root + "/latest"); }), "no such checkpoint");
   Publish(root, 1, 2);
   Publish(root, 2, 2);
   const std::string file = root + "/step-00000002/rank-00001.safetensors";

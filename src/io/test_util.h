@@ -98,8 +98,7 @@ void WorkInChild(F work) {
   try {
     work();
   } catch (const std::exception& e) {
-    const ssize_t ignored = write(2, e.what(), std::strlen(e.what()));
-    (void)ignored;
+    [[maybe_unused]] const ssize_t written = write(2, e.what(), std::strlen(e.what()));
     _exit(1);
   }
 }

@@ -32,8 +32,8 @@ Schedule GenerateAfPipe(const PlacementSpec& placement, const GenerateOptions& o
   if (!ProvablyFree(ring)) {
     try {
       ValidateSchedule(s);
-    } catch (const Error& error) {
-      ThrowDeadlock(ring, error.what());
+    } catch (const Error&) {
+      ThrowDeadlock(ring);
     }
   }
   return s;

@@ -65,8 +65,8 @@ Schedule GenerateColocated(const PlacementSpec& placement, const GenerateOptions
   if (ring.positions > 1 && !ProvablyFree(ring)) {
     try {
       ValidateSchedule(s);
-    } catch (const Error& error) {
-      ThrowDeadlock(ring, error.what());
+    } catch (const Error&) {
+      ThrowDeadlock(ring);
     }
   }
   return s;

@@ -195,7 +195,7 @@ void ListScheduler::Run() {
       Handle(event);
     }
   }
-  if (left_ > 0) ThrowDeadlock(ring_, "give a larger round or a smaller slope");
+  if (left_ > 0) ThrowDeadlock(ring_);
 }
 
 int ListScheduler::slots_of(int boundary, bool backward) const {

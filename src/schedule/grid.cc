@@ -1,4 +1,4 @@
-#include "schedule/grid.h"
+#include "schedule/schedule.h"
 
 #include <algorithm>
 #include <cmath>
@@ -69,21 +69,20 @@ char Letter(const Op& op) {
   return static_cast<char>((op.kind == OpKind::kForward ? 'a' : 'A') + op.micro_batch % 26);
 }
 
-std::string Ruler(int64_t first, int64_t columns) {
+std::string Ruler(int64_t columns) {
   std::string ruler(columns, ' ');
-  for (int64_t c = 0; c < columns; ++c) {
-    if ((first + c) % 10 != 0) continue;
-    const std::string number = std::to_string(first + c);
+  for (int64_t c = 0; c < columns; c += 10) {
+    const std::string number = std::to_string(c);
     if (c + static_cast<int64_t>(number.size()) <= columns) ruler.replace(c, number.size(), number);
   }
   return ruler.substr(0, ruler.find_last_not_of(' ') + 1);
 }
 
-std::string Rows(const Schedule& s, const Timing& t, int64_t first, int64_t columns) {
+std::string Rows(const Schedule& s, const Timing& t, int64_t columns) {
   size_t width = 4;
   for (const GroupSchedule& group : s.groups) width = std::max(width, group.name.size());
   const auto label = [&](const std::string& name) { return name + std::string(width - name.size() + 1, ' '); };
-  std::string out = label("time") + Ruler(first, columns) + "\n";
+  std::string out = label("time") + Ruler(columns) + "\n";
   for (size_t g = 0; g < s.groups.size(); ++g) {
     std::string row(columns, '.');
     for (size_t k = 0; k < t.next[g]; ++k) {
@@ -91,7 +90,7 @@ std::string Rows(const Schedule& s, const Timing& t, int64_t first, int64_t colu
       const int64_t end = t.end[OpId(s, op)];
       // A column shows what runs in its middle.
       for (int64_t c = (end - Duration(s, op) + kUnit / 2 - 1) / kUnit; c * kUnit + kUnit / 2 < end; ++c) {
-        if (c >= first && c < first + columns) row[c - first] = Letter(op);
+        if (c < columns) row[c] = Letter(op);
       }
     }
     out += label(s.groups[g].name) + row + "\n";
@@ -127,19 +126,12 @@ std::string DrawGrid(const Schedule& s, double transfer_units, int max_columns) 
   out += "a = forward of micro-batch 0, ";
   if (s.backward) out += "A = its backward, ";
   if (s.num_micro_batches > 26) out += "letters repeat after 26, ";
-  out += ". = idle\n" + Rows(s, t, 0, columns);
+  out += ". = idle\n" + Rows(s, t, columns);
   if (columns < all) {
     std::snprintf(line, sizeof line, "(%lld of %lld columns)\n", static_cast<long long>(columns), static_cast<long long>(all));
     out += line;
   }
   return out + Waiting(s, t);
-}
-
-std::string DrawStuck(const Schedule& s, int columns) {
-  const Timing t = TimesOf(s, 0);
-  const int64_t all = (t.total + kUnit - 1) / kUnit;
-  const int64_t first = std::max<int64_t>(0, all - columns);
-  return Rows(s, t, first, all - first) + Waiting(s, t);
 }
 
 }  // namespace disagmoe

@@ -143,10 +143,11 @@ bool ProvablyFree(const Ring& ring) {
          int64_t{ring.slope} * (ring.positions - 1) <= int64_t{2} * ring.round;
 }
 
-void ThrowDeadlock(const Ring& ring, const std::string& hint) {
+void ThrowDeadlock(const Ring& ring) {
   throw Error({"this round and slope deadlock", "pipeline of " + std::to_string(ring.positions) + " positions",
                "round " + std::to_string(ring.round) + ", slope " + std::to_string(ring.slope),
-               "slope * (positions - 1) <= 2 * round, or one round", hint});
+               "slope * (positions - 1) <= 2 * round, or one round",
+               "give a larger round (schedule.round) or a smaller slope (schedule.slope)"});
 }
 
 bool HeadIsFused(const Schedule& s) { return s.stage_group[2 * s.num_layers] == s.stage_group[2 * s.num_layers - 1]; }

@@ -39,7 +39,7 @@ std::vector<Unit> PositionOrder(const Ring& ring, int position, bool backward);
 int WrapSlots(const Ring& ring);
 // Schedule.md section 3: no order of this ring can deadlock.
 bool ProvablyFree(const Ring& ring);
-[[noreturn]] void ThrowDeadlock(const Ring& ring, const std::string& hint);
+[[noreturn]] void ThrowDeadlock(const Ring& ring);
 
 // Appends an operation of the chain to its group, a head in the group of stage 2L - 1 with that stage.
 void AppendCompute(Schedule* schedule, bool backward, int stage, int micro_batch);

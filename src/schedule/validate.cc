@@ -8,7 +8,6 @@
 #include <tuple>
 
 #include "base/error.h"
-#include "schedule/grid.h"
 #include "schedule/order.h"
 #include "schedule/ready.h"
 
@@ -258,7 +257,7 @@ void Validator::CheckAcyclic() {
   const std::vector<int64_t> cycle = FindCycle(waiting);
   throw Error({"the schedule deadlocks: a cycle of waiting operations",
                "group " + GroupName(cycle.front()) + ", " + Name(cycle.front()), DescribeCycle(cycle),
-               "no cycle", "as far as it runs:\n" + DrawStuck(s_, 72)});
+               "no cycle", "`disagmoe schedule FILE --grid` draws how far it runs"});
 }
 
 // The shortest cycle through one of its members, each operation after the one it waits for.

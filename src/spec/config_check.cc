@@ -116,6 +116,9 @@ class Checker {
     constexpr int64_t kTokens = int64_t{1} << 31;
     Require(t.seq_length * t.micro_batch_size < kTokens, "train.micro_batch_size",
             "fewer than 2^31 tokens a micro-batch with " + Of("train.seq_length", t.seq_length));
+    Require(t.seq_length * t.micro_batch_size * m.num_experts_per_tok < int64_t{1} << 29, "train.micro_batch_size",
+            "fewer than 2^29 tokens x experts a micro-batch with " + Of("train.seq_length", t.seq_length) + " and " +
+                Of("model.num_experts_per_tok", m.num_experts_per_tok));
     const int64_t micro_batches = std::max(t.micro_batches, t.eval_micro_batches);
     Require(micro_batches * (2 * m.num_hidden_layers + 1) <= 20'000'000, "train.micro_batches",
             "a schedule of at most 20000000 stages x micro-batches with " +

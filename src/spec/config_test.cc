@@ -207,6 +207,9 @@ const Mistake kContradictions[] = {
     {"[train]\nseq_length = 4194304\nmicro_batch_size = 512\n", {},
      "contradiction (run.toml:3, train.micro_batch_size): got 512, expected fewer than 2^31 tokens a micro-batch with "
      "train.seq_length = 4194304"},
+    {"[train]\nseq_length = 4194304\nmicro_batch_size = 64\n", {},  // 2^22 * 2^6 * 2
+     "contradiction (run.toml:3, train.micro_batch_size): got 64, expected fewer than 2^29 tokens x experts a micro-batch "
+     "with train.seq_length = 4194304 and model.num_experts_per_tok = 2"},
     {"[train]\nmicro_batches = 1048576\n[model]\nnum_hidden_layers = 4096\n", {},
      "contradiction (run.toml:2, train.micro_batches): got 1048576, expected a schedule of at most 20000000 stages x "
      "micro-batches with model.num_hidden_layers = 4096"},
@@ -233,6 +236,10 @@ TEST_F(ConfigTest, BadTomlNamesTheLine) {
 TEST_F(ConfigTest, UnreadableFile) {
   EXPECT_THROW(LoadConfig("/nonexistent/run.toml", {}), Error);
   EXPECT_THROW(LoadConfig(::testing::TempDir(), {}), Error);
+}
+
+TEST_F(ConfigTest, LargestMicroBatch) {
+  EXPECT_EQ(Load("", {"train.seq_length=4194304", "train.micro_batch_size=63"}).train.micro_batch_size, 63);
 }
 
 TEST_F(ConfigTest, WarmUpMayBeLongerThanAShortRun) { EXPECT_EQ(Load("", {"train.steps=1"}).train.lr_warmup_steps, 10); }
