@@ -36,8 +36,9 @@ rank() {
 }
 secret=$(openssl rand -hex 16)
 rank "$b" 1 "$@" &
+other=$!
 rank "$a" 0 "$@"
-wait
+wait "$other"
 sent() { ip netns exec "$1" cat /sys/class/net/veth0/statistics/tx_bytes; }
 echo "link at $rate: $(sent "$a") bytes from the attention host, $(sent "$b") from the FFN host"
 "$build/disagmoe" verify "$out" --sample 0

@@ -41,7 +41,7 @@ Tensor HeadNorm(const Tensor& x, const Tensor& w, double eps, Tensor& rstd) {
   Tensor y = Empty({rows.size(0), w.size(0)}, x);
   rstd = EmptyFp32({rows.size(0)}, x);
   RmsNorm(rows, w, eps, y, rstd);
-  return y.view({x.size(0), -1});
+  return y.view({x.size(0), x.size(1)});
 }
 
 void HeadNormBackward(Tensor dy, const Tensor& x, const Param& w, const Tensor& rstd, Tensor out) {

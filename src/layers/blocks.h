@@ -114,8 +114,11 @@ struct HeadParams {
 };
 // Sum of the token losses of x [T, H] against labels [T]; with dx also the gradients of scale * loss
 // by x (written to dx, not x itself) and by the weights.
+// input_finite: whether x held neither NaN nor infinity.
 double HeadForwardBackward(const ModelConfig& model, const HeadParams& p, const Tensor& x, const Tensor& labels,
-                           double scale, Tensor* dx);
+                           double scale, Tensor* dx, bool* input_finite);
+// Whether all rows that a norm saw were finite: 1 / rms is a positive number exactly then, so this costs nothing.
+bool AllFinite(const Tensor& rstd);
 
 // dst[index[i]] += src[i], index [n] int32 without repeats; undefined: all rows.
 void AddRows(Tensor& dst, const Tensor& index, const Tensor& src);

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "layers/blocks.h"
 
@@ -19,6 +20,12 @@ void AddGrad(Tensor grad, const Tensor& a, const Tensor& b) {
   }
 }
 
+bool AllFinite(const Tensor& rstd) {
+  const Tensor host = rstd.cpu();
+  const float* r = host.const_data_ptr<float>();
+  return std::all_of(r, r + host.numel(), [](float v) { return v > 0 && std::isfinite(v); });
+}
+
 void EmbedForward(const Param& embed, const Tensor& tokens, Tensor& x) {
   at::index_select_out(x, embed.value, 0, tokens);
 }
@@ -29,15 +36,17 @@ void EmbedBackward(const Param& embed, const Tensor& tokens, const Tensor& dx) {
 }
 
 double HeadForwardBackward(const ModelConfig& c, const HeadParams& p, const Tensor& x, const Tensor& labels, double scale,
-                           Tensor* dx) {
+                           Tensor* dx, bool* input_finite) {
   const int64_t T = x.size(0), H = x.size(1), V = p.head.value.size(0);
   const int64_t chunk = std::max<int64_t>(1, kLogitsAtOnce / V);
   double loss = 0;
+  *input_finite = true;
   for (int64_t begin = 0; begin < T; begin += chunk) {
     const int64_t n = std::min(chunk, T - begin);
     const Tensor rows = x.narrow(0, begin, n);
     Tensor u = at::empty({n, H}, x.options()), rstd = at::empty({n}, x.options().dtype(at::kFloat));
     RmsNorm(rows, p.norm.value, c.rms_norm_eps, u, rstd);
+    *input_finite = *input_finite && AllFinite(rstd);
     Tensor logits = at::empty({n, V}, x.options());
     at::mm_out(logits, u, p.head.value.t());
     loss += CrossEntropy(logits, labels.narrow(0, begin, n), scale, dx != nullptr);

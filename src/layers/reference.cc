@@ -17,15 +17,6 @@ LossScale::LossScale(const RunConfig& config) {
   }
 }
 
-bool AllFinite(const Tensor& rstd) {
-  const Tensor host = rstd.cpu();
-  const float* r = host.const_data_ptr<float>();
-  for (int64_t i = 0; i < host.numel(); ++i) {
-    if (!(r[i] > 0) || !std::isfinite(r[i])) return false;
-  }
-  return true;
-}
-
 Reference::Reference(const RunConfig& config, at::Device device)
     : model_(config.model),
       scale_(config),
@@ -48,7 +39,7 @@ Reference::Losses Reference::Run(const Tensor& tokens, bool backward) {
   std::vector<FfnSaved> ffn(L);
   Losses losses;
   auto check = [&](const Tensor& rstd, int64_t stage) {
-    if (losses.bad_stage < 0 && !AllFinite(rstd)) losses.bad_stage = static_cast<int>(stage);
+    if (losses.bad_stage == kAllFinite && !AllFinite(rstd)) losses.bad_stage = stage + 1;
   };
   Tensor x = rows();
   EmbedForward(embed, ids, x);
@@ -67,8 +58,10 @@ Reference::Losses Reference::Run(const Tensor& tokens, bool backward) {
     }
   }
   Tensor d = rows();
-  losses.tokens = HeadForwardBackward(model_, *head_, x, labels, scale_.token, backward ? &d : nullptr);
-  if (losses.bad_stage < 0 && !std::isfinite(losses.tokens)) losses.bad_stage = static_cast<int>(2 * L - 1);
+  bool finite = true;
+  losses.tokens = HeadForwardBackward(model_, *head_, x, labels, scale_.token, backward ? &d : nullptr, &finite);
+  if (losses.bad_stage == kAllFinite && !finite) losses.bad_stage = 2 * L;
+  if (losses.bad_stage == kAllFinite && !std::isfinite(losses.tokens)) losses.bad_stage = 2 * L + 1;
   if (!backward) return losses;
   for (int64_t l = L - 1; l >= 0; --l) {
     if (recompute_) {

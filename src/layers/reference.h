@@ -18,9 +18,11 @@ struct LossScale {
   bool global_aux = false;
 };
 
-// Where non-finite values were first seen in a forward: the stage that made them; -1 = none.
-// (1 / rms of a row is not a positive number exactly if the row holds NaN or infinity, so this costs nothing.)
-bool AllFinite(const Tensor& rstd);
+// Where non-finite values were first seen in a forward, in the order of the computation: 1 + the stage whose output held
+// them, 0 for the embedding; kAllFinite for none.
+inline constexpr int64_t kAllFinite = -1;
+// The stages of micro-batches as one number, so that the smallest is the first.
+inline int64_t BadKey(int64_t micro_batch, int64_t stage, int64_t layers) { return micro_batch * (2 * layers + 2) + stage + 1; }
 
 class Reference {
  public:
@@ -29,7 +31,7 @@ class Reference {
   struct Losses {
     double tokens = 0;  // sum of token losses (not scaled)
     double aux = 0;     // weighted
-    int bad_stage = -1;
+    int64_t bad_stage = kAllFinite;  // 1 + stage, or 0
   };
   // tokens [b, s + 1] int64. backward: adds to the gradients.
   Losses Run(const Tensor& tokens, bool backward);

@@ -142,7 +142,7 @@ TEST_P(AgainstNaive, LossAndGradients) {
   const double tokens_in_step = static_cast<double>(config.train.micro_batch_size * config.train.seq_length);
   const bool bf16 = config.train.dtype == "bf16";
   EXPECT_NEAR(got.tokens / tokens_in_step + got.aux, loss.item<double>(), (bf16 ? 2e-2 : 1e-6) * loss.item<double>());
-  EXPECT_EQ(got.bad_stage, -1);
+  EXPECT_EQ(got.bad_stage, kAllFinite);
   for (size_t i = 0; i < leaves.size(); ++i) {
     const auto& name = model.store().held()[i].spec.name;
     const Tensor mine = model.store().Get(name).grad.to(at::kDouble);
@@ -230,7 +230,13 @@ TEST(Reference, FindsTheStageThatBroke) {
   Reference model(config, at::kCPU);
   model.store().Initialise(11);
   model.store().Get("layers.1.experts.down").master.select(0, 2).fill_(NAN);
-  EXPECT_EQ(model.Run(RandomTokens(config, 3), false).bad_stage, 3);  // the experts of layer 1
+  EXPECT_EQ(model.Run(RandomTokens(config, 3), false).bad_stage, 1 + 3);  // stage 3: the experts of layer 1
+  model.store().Initialise(11);
+  model.store().Get("embed").master.fill_(NAN);
+  EXPECT_EQ(model.Run(RandomTokens(config, 3), false).bad_stage, 0);
+  model.store().Initialise(11);
+  model.store().Get("head").master.fill_(INFINITY);
+  EXPECT_EQ(model.Run(RandomTokens(config, 3), false).bad_stage, 1 + 6);
 }
 
 TEST(CausalAttention, GenericAgreesWithCpu) {

@@ -128,8 +128,33 @@ class Layouts(Base):
     def test_colocated_alone(self):
         self.layout("lalone", "layout.colocated=true")
 
+    def test_head_on_attention(self):
+        self.layout("lhead", "layout.p_a=3", "layout.p_f=2", "layout.m=2", "layout.head=attention")
+
+    def test_colocated_groups(self):
+        self.layout("lcolo2", "layout.colocated=true", "layout.p_a=2", "layout.m=3")
+
     def test_sharded_recompute(self):
         self.layout("lshard", "layout.m=2", "layout.n=2", "train.shard_optimizer=true", "train.recompute=layer")
+
+
+class Models(Base):
+    """Other models and empty slices, each beside its own reference."""
+
+    def model(self, name, *overrides, layout=("layout.p_a=2", "layout.p_f=2", "layout.m=2", "layout.n=2")):
+        steps = ("train.steps=8", "train.save=false", *overrides)
+        self.assert_ok(run("reference", name + "r", *steps))
+        self.assert_ok(run("train", name, *steps, *layout))
+        self.assert_same(name, name + "r")
+
+    def test_dense_shared_global(self):
+        self.model("mdense", "model.first_k_dense_replace=2", "model.n_shared_experts=1", "model.router_aux_loss=global")
+
+    def test_qk_norm_with_empty_slices(self):
+        self.model("mqk", "model.qk_norm=true", "train.micro_batch_size=1", layout=("layout.m=3", "layout.p_f=3"))
+
+    def test_long_sequence(self):
+        self.model("mlong", "train.seq_length=1024", "train.micro_batch_size=1", "train.micro_batches=2", "train.eval_micro_batches=0")
 
 
 class Files(Base):
@@ -179,6 +204,26 @@ class Files(Base):
         self.assert_ok(run("train", "moved", "train.steps=4", "layout.m=2", "layout.n=3", "train.shard_optimizer=true", decay))
         self.assert_ok(run("train", "moved", "train.steps=8", "layout.p_a=2", "layout.p_f=2", decay, "train.resume=latest"))
         self.assert_same("moved", "moved0")
+
+    def test_a_new_run_leaves_earlier_checkpoints(self):
+        self.assert_ok(run("train", "twice", "train.steps=2", "layout.n=2"))
+        self.assert_ok(run("train", "twice", "train.steps=3"))
+        self.assertEqual(open(os.path.join(out("twice"), "checkpoints.1", "latest")).read().strip(), "step-00000002")
+        self.assertEqual(open(os.path.join(out("twice"), "checkpoints", "latest")).read().strip(), "step-00000003")
+        trace = json.load(open(os.path.join(out("twice"), "trace.json")))
+        self.assertEqual(len({e["pid"] for e in trace["traceEvents"]}), 2)
+
+    def test_verify_of_a_longer_run(self):
+        self.assert_ok(run("train", "longer", "train.steps=3"))
+        self.assert_ok(run("train", "longer", "train.steps=6", "train.resume=latest"))
+        result = subprocess.run([PROGRAM, "verify", out("longer"), "--sample", "0"], capture_output=True, text=True)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def test_bytes_of_a_step(self):
+        self.assert_ok(run("train", "bytes", "train.steps=4", "train.eval_interval=2", "layout.n=2"))
+        sent = [sum(w["bytes_sent"] for w in r["workers"]) for r in metrics("bytes")[0].values()]
+        # Routes differ from step to step, an evaluation in between must not count.
+        self.assertLess(max(sent) / min(sent), 1.1)
 
     def test_resume_of_another_model_is_refused(self):
         self.assert_ok(run("train", "other", "train.steps=2"))
@@ -305,6 +350,24 @@ class Failures(Base):
         err = self.broken("stopped", lambda pid: os.kill(pid, signal.SIGSTOP))
         self.assertRegex(err, r"rank 1 \(F-group 0 worker 0\).*stopped answering")
 
+    def test_fault_in_a_worker(self):
+        child = subprocess.Popen(command("train", "fault", "train.steps=100000", "train.save_interval=5", "layout.n=2"),
+                                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        while not os.path.exists(os.path.join(out("fault"), "checkpoints", "latest")):
+            time.sleep(0.02)
+        folder = os.path.join(out("fault"), "checkpoints")  # the next checkpoint cannot be written: a worker throws
+        os.rename(folder, folder + ".kept")
+        open(folder, "w").close()
+        begin = time.time()
+        _, err = child.communicate(timeout=30)
+        self.assertLess(time.time() - begin, 10)
+        self.assertEqual(child.returncode, 2)
+        self.assertRegex(err, r"^disagmoe: error: rank \d \(.*\): .*checkpoints.*\n$")
+
+    def test_segmentation_fault(self):
+        err = self.broken("segv", lambda pid: os.kill(pid, signal.SIGSEGV))
+        self.assertRegex(err, r"rank 1 \(F-group 0 worker 0\).*killed by signal 11.*(micro-batch|step) \d+")
+
     def test_launcher_killed(self):
         child = subprocess.Popen(command("train", "orphans", "train.steps=100000"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while not os.path.exists(os.path.join(out("orphans"), "metrics.jsonl")):
@@ -317,12 +380,13 @@ class Failures(Base):
         self.assertEqual([p for p in processes() if "orphans" in open(f"/proc/{p}/cmdline").read()], [])
 
     def test_nan(self):
-        self.assert_ok(run("train", "nan", "train.steps=3"))
+        self.assert_ok(run("train", "nan", "train.steps=3", "train.lr_decay_steps=60"))
         result = run("train", "nan", "train.steps=50", "train.resume=latest", "train.lr=1e30", "train.min_lr=1e30", "train.clip_grad=0",
                      "train.lr_warmup_steps=0")
         self.assertEqual(result.returncode, 2)
         self.assertRegex(result.stderr, r"^disagmoe: error: .* not finite .*step \d+, first seen in .*\n$")
         self.assertEqual(open(os.path.join(out("nan"), "checkpoints", "latest")).read().strip(), "step-00000003")
+        self.assert_ok(run("train", "nan", "train.steps=5", "train.lr_decay_steps=60", "train.resume=latest"))
 
     def test_interrupt(self):
         child = subprocess.Popen(command("train", "interrupt", "train.steps=100000"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -334,7 +398,7 @@ class Failures(Base):
         self.assertEqual(err.count("disagmoe: error:"), 1, err)
 
     def test_vocabulary(self):
-        result = run("train", "vocabulary", "model.vocab_size=100")
+        result = run("train", "vocabulary", "model.vocab_size=100", "layout.m=2")
         self.assertEqual(result.returncode, 2)
         self.assertRegex(result.stderr, r"^disagmoe: error: .*token outside of the vocabulary .*\n$")
 

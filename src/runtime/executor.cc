@@ -128,9 +128,12 @@ Buffer Executor::Take(int boundary, int mb, bool backward, size_t peer_index) {
 }
 
 void Executor::SeeRstd(const Tensor& rstd, int stage, int mb) {
-  if (stage < 0 || AllFinite(rstd)) return;
-  const int64_t key = Key(stage, mb);
-  if (result_.bad < 0 || key < result_.bad) result_.bad = key;
+  if (!AllFinite(rstd)) SeeBad(stage, mb);
+}
+
+void Executor::SeeBad(int stage, int mb) {
+  const int64_t key = BadKey(mb, stage, schedule_->num_layers);
+  if (result_.bad == kAllFinite || key < result_.bad) result_.bad = key;
 }
 
 PassResult Executor::Run(const Schedule& schedule, const PassSpec& pass) {

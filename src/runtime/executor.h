@@ -30,7 +30,7 @@ struct PassSpec {
 struct PassResult {
   double token_loss = 0;   // sum over this worker's tokens at the head
   double aux_loss = 0;     // weighted, this worker's share
-  int64_t bad = -1;        // micro-batch * stages + stage of the first non-finite values seen; -1 none
+  int64_t bad = kAllFinite;  // BadKey of the first non-finite values seen here
   int64_t row_bytes_sent = 0;  // rows alone, to other workers
   std::vector<int64_t> expert_tokens;  // pairs computed here, by layer * E + expert; for load figures
 };
@@ -74,7 +74,8 @@ class Executor {
   void StartReceives();
   void PostReceives(LinkQueue& queue);
   void Consumed(const Op& op);
-  void SeeRstd(const Tensor& rstd, int stage, int mb);
+  void SeeRstd(const Tensor& rstd, int stage, int mb);  // of the norm that reads this stage's output
+  void SeeBad(int stage, int mb);
   AllocateFn allocator();
   int64_t Key(int stage, int mb) const { return int64_t{mb} * topology_.num_stages() + stage; }
 

@@ -129,10 +129,12 @@ void Executor::ForwardHead(int mb) {
   state->in = TakeCombine(stage - 1, mb, first, T);
   const Tensor x = std::move(state->in.x), labels = Tokens(mb, first, T, true);
   if (schedule_->backward) state->dx = at::empty_like(x);
-  const double loss =
-      HeadForwardBackward(model_, *head_params_, x, labels, scale_.token, schedule_->backward ? &state->dx : nullptr);
+  bool finite = true;
+  const double loss = HeadForwardBackward(model_, *head_params_, x, labels, scale_.token,
+                                          schedule_->backward ? &state->dx : nullptr, &finite);
   result_.token_loss += loss;
-  if (!std::isfinite(loss) && (result_.bad < 0 || Key(stage - 1, mb) < result_.bad)) result_.bad = Key(stage - 1, mb);
+  if (!finite) SeeBad(stage - 1, mb);
+  if (!std::isfinite(loss)) SeeBad(stage, mb);
   if (schedule_->backward) head_[Key(stage, mb)] = std::move(state);
 }
 

@@ -1,5 +1,5 @@
 // Every layout computes what the one-process reference computes: loss, gradients, gradient norm, auxiliary loss. Ranks
-// are threads here (ucx_layouts_test: processes).
+// are threads here (e2e_test.py: processes over UCX).
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -41,7 +41,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Layout{2, 2, 2, 3}, Layout{3, 3, 1, 1}, Layout{3, 3, 2, 2}, Layout{1, 2, 1, 1}, Layout{2, 1, 1, 2}, Layout{3, 1, 2, 1},
                     Layout{1, 3, 1, 2}, Layout{2, 3, 2, 1}, Layout{3, 2, 1, 3}, Layout{1, 1, 1, 1, false, "attention"},
                     Layout{2, 2, 2, 2, false, "attention"}, Layout{3, 2, 2, 1, false, "attention"}, Layout{1, 1, 1, 1, true},
-                    Layout{1, 1, 3, 1, true}, Layout{2, 1, 2, 1, true}),
+                    Layout{1, 1, 3, 1, true}, Layout{2, 1, 2, 1, true}, Layout{3, 1, 3, 1, true}, Layout{3, 3, 4, 4}),
     [](const auto& info) { return info.param.name(); });
 
 struct Variant {
@@ -53,8 +53,8 @@ class Variants : public testing::TestWithParam<Variant> {};
 TEST_P(Variants, AgreeWithTheReference) {
   RunConfig config = With(TinyRun(), {2, 2, 2, 3});
   GetParam().change(config);
-  ExpectSameTraining(TrainInproc(config), TrainReferenceForTest(config), config.train.dtype == "bf16" ? 3e-2 : 1e-5,
-                     config.train.dtype == "bf16" ? 0.3 : 1e-4);
+  ExpectSameTraining(TrainInproc(config), TrainReferenceForTest(config), config.train.dtype == "bf16" ? 2e-3 : 1e-5,
+                     config.train.dtype == "bf16" ? 4e-2 : 1e-4);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -71,9 +71,19 @@ INSTANTIATE_TEST_SUITE_P(
                               c.model.first_k_dense_replace = 1;
                               c.model.router_aux_loss = "global";
                             }},
-                    Variant{"bf16", [](RunConfig& c) { c.train.dtype = "bf16"; c.train.steps = 5; }},
+                    Variant{"bf16",
+                            [](RunConfig& c) {
+                              c.train.dtype = "bf16";
+                              c.train.steps = 5;
+                              c.model.num_experts_per_tok = 7;  // rounding would flip a choice
+                            }},
                     Variant{"one_sequence",  // one of two slices is empty
-                            [](RunConfig& c) { c.train.micro_batch_size = 1; }},
+                            [](RunConfig& c) {
+                              c.train.micro_batch_size = 1;
+                              c.model.qk_norm = true;
+                              c.model.router_aux_loss = "global";
+                            }},
+                    Variant{"all_dense", [](RunConfig& c) { c.model.first_k_dense_replace = 4; }},
                     Variant{"one_micro_batch", [](RunConfig& c) { c.train.micro_batches = 1; }},
                     Variant{"odd_micro_batches", [](RunConfig& c) { c.train.micro_batches = 5; }},
                     Variant{"fewer_experts_than_workers",
@@ -88,6 +98,26 @@ INSTANTIATE_TEST_SUITE_P(
                               c.transport.paced_latency_us = 50;
                             }}),
     [](const auto& info) { return info.param.name; });
+
+// Logits that differ by a few millionths. Where one worker holds all experts sums are taken in the reference's order, so
+// every choice is the same. Several workers' parts are added in another order: the inputs of the next router differ in the
+// last bit, a few tokens in a thousand fall to the other side, and the loss moves by as much.
+TEST(Router, NearTies) {
+  RunConfig config = TinyRun();
+  config.train.steps = 1;
+  config.train.eval_micro_batches = 0;
+  auto near = [](ParamStore& store) {
+    for (const auto& p : store.held()) {
+      if (!p.spec.name.ends_with(".router")) continue;
+      at::Tensor w = store.Get(p.spec.name).master;
+      for (int64_t e : {3, 4, 5}) w.select(0, e).copy_(w.select(0, 1)).mul_(1 + 3e-5 * static_cast<double>(e));
+    }
+  };
+  const TestRun reference = TrainReferenceForTest(config, near);
+  ExpectSameTraining(TrainInproc(With(config, {1, 1, 1, 1}), near), reference);
+  ExpectSameTraining(TrainInproc(With(config, {2, 2, 1, 1}), near), reference);
+  ExpectSameTraining(TrainInproc(With(config, {2, 2, 2, 3}), near), reference, 1e-3, 0.2);
+}
 
 // Router rows that are equal bit by bit: every choice among them is an exact tie. And experts that nobody chooses.
 TEST(Router, TiesAndEmptyExperts) {
@@ -141,6 +171,7 @@ TEST(Bytes, RowsCountedAreTheFormula) {
 
 TEST(Failure, NanNamesStepAndLayer) {
   RunConfig config = With(TinyRun(), {2, 2, 1, 2});
+  config.train.eval_micro_batches = 0;
   auto poison = [](ParamStore& store) {
     const Param* p = store.Find("layers.1.experts.down");
     if (p != nullptr) p->master.fill_(NAN);

@@ -1,7 +1,10 @@
 #include "runtime/local_run.h"
 
+#include <c10/util/Exception.h>
+
 #include <exception>
 #include <mutex>
+#include <stdexcept>
 #include <thread>
 
 #include "base/error.h"
@@ -25,6 +28,12 @@ RunResult RunThreads(const RunConfig& config, const RankContext& base) {
   std::mutex mutex;
   std::exception_ptr first;
   RunResult result;
+  // The first to fail is the cause; what the others then report is its effect.
+  auto failed = [&](std::exception_ptr error) {
+    std::lock_guard lock(mutex);
+    if (!first) first = error;
+    for (auto& t : transports) t->Abort("another rank of this run has failed");
+  };
   auto rank_main = [&](int rank) {
     Status status;
     RankContext context = base;
@@ -36,11 +45,10 @@ RunResult RunThreads(const RunConfig& config, const RankContext& base) {
     try {
       RunResult mine = TrainRank(config, context);
       if (rank == 0) result = std::move(mine);
+    } catch (const c10::Error& e) {
+      failed(std::make_exception_ptr(std::runtime_error(e.what_without_backtrace() + (" (rank " + std::to_string(rank) + " while " + status.Line() + ")"))));
     } catch (...) {
-      // The first to fail is the cause; what the others then report is its effect.
-      std::lock_guard lock(mutex);
-      if (!first) first = std::current_exception();
-      for (auto& t : transports) t->Abort("another rank of this run has failed");
+      failed(std::current_exception());
     }
   };
   std::vector<std::thread> threads;

@@ -1,5 +1,6 @@
 #include "runtime/process_run.h"
 
+#include <c10/util/Exception.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -41,6 +42,7 @@ struct Rank {
   RankEnv env;
   std::string secret;
   bool own_launcher = false;
+  bool json = false;
   Status status;
   // In order of construction; destroyed from the last.
   std::unique_ptr<ControlServer> server;  // in rank 0, where others launched
@@ -139,7 +141,10 @@ int Failed(Rank& r, const std::string& message, FailureKind kind, bool told = fa
     }
   }
   if (r.transport) r.transport->Abort(verdict);
-  if (Speaks(r, told, verdict)) std::fprintf(stderr, "disagmoe: error: %s\n", verdict.c_str());
+  if (Speaks(r, told, verdict)) {
+    std::fprintf(stderr, "disagmoe: error: %s\n", verdict.c_str());
+    if (r.json) std::puts(ErrorJson(Error(verdict).parts()).c_str());
+  }
   if (r.server) r.server->Stop();
   std::fflush(nullptr);
   _exit(ExitCode(kind));  // destructors of a broken run could wait for peers
@@ -150,6 +155,7 @@ int Failed(Rank& r, const std::string& message, FailureKind kind, bool told = fa
 int RunProcess(const RunConfig& config, bool json) {
   Rank r;
   r.config = config;
+  r.json = json;
   auto abort_target = std::make_shared<std::atomic<Transport*>>(nullptr);
   try {
     r.env = DetectRanks(Env);
@@ -174,9 +180,10 @@ int RunProcess(const RunConfig& config, bool json) {
     return Failed(r, e.what(), FailureKind::kPeerLost);
   } catch (const Error& e) {
     return Failed(r, e.what(), FailureKind::kUser);
+  } catch (const c10::Error& e) {
+    return Failed(r, std::string(e.what_without_backtrace()) + " (while " + r.status.Line() + ")", FailureKind::kInternal);
   } catch (const std::exception& e) {
-    return Failed(r, std::string("rank ") + std::to_string(r.env.rank) + " threw while " + r.status.Line() + ": " + e.what(),
-                  FailureKind::kInternal);
+    return Failed(r, std::string(e.what()) + " (while " + r.status.Line() + ")", FailureKind::kInternal);
   }
 }
 

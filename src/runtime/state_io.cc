@@ -115,14 +115,16 @@ class Pieces {
 
 }  // namespace
 
-std::string ResumeKey(const RunConfig& config) {
+std::string ResumeKey(const RunConfig& config, int64_t data_tokens) {
   RunConfig c;  // all else at its default
   c.model = config.model;
   c.train.seq_length = config.train.seq_length;
   c.train.micro_batch_size = config.train.micro_batch_size;
   c.train.micro_batches = config.train.micro_batches;
   c.train.seed = config.train.seed;
-  return PrintConfig(c);
+  c.train.dtype = config.train.dtype;
+  c.data.split = config.data.split;
+  return PrintConfig(c) + "data tokens = " + std::to_string(data_tokens) + "\n";
 }
 
 CheckpointFile SaveState(const std::string& path, const ParamStore& store, const AdamW& optimizer,

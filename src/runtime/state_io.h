@@ -13,8 +13,8 @@
 
 namespace disagmoe {
 
-// What must be equal to continue a run: model, batch, sequence length, seed. As text.
-std::string ResumeKey(const RunConfig& config);
+// What must be equal to continue a run: model, batch, sequence length, dtype, seed, data. As text.
+std::string ResumeKey(const RunConfig& config, int64_t data_tokens);
 
 // Writes the `weights` ranges of the store and the `moments` ranges of the optimizer (both flat; the moments must be
 // owned) into one file.

@@ -1,127 +1,21 @@
 #include "runtime/trainer.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
-#include <ATen/DeviceAccelerator.h>
 #include <c10/core/GradMode.h>
-#include <malloc.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
-#include <map>
 
 #include "base/error.h"
 #include "base/time.h"
 #include "runtime/collectives.h"
 #include "runtime/executor.h"
+#include "runtime/run_rules.h"
 #include "runtime/state_io.h"
 
 namespace disagmoe {
 namespace {
-
-// The CPU, or the accelerator that libtorch finds; sets the number of threads of this thread's work.
-at::Device PickDevice(const DeviceConfig& config, int local_rank) {
-  at::set_num_threads(config.threads);
-  const auto accelerator = at::getAccelerator(/*checked=*/false);
-  const bool there = accelerator.has_value() && at::globalContext().getAcceleratorHooksInterface(accelerator).deviceCount() > 0;
-  if (config.type == "cpu" || (config.type == "auto" && !there)) return at::kCPU;
-  if (!there) throw Error({"no accelerator", "device.type", "none that libtorch finds", "\"" + config.type + "\"", "device.type=cpu"});
-  const int count = at::globalContext().getAcceleratorHooksInterface(accelerator).deviceCount();
-  return at::Device(*accelerator, static_cast<at::DeviceIndex>(local_rank % count));
-}
-
-std::string Describe(const at::Device& device, int threads) {
-  if (!device.is_cpu()) return device.str();
-  return "cpu (" + std::to_string(threads) + (threads == 1 ? " thread" : " threads") + " a worker)";
-}
-
-double PeakMemory() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<double>(usage.ru_maxrss) * 1024;
-}
-
-std::string StageName(int64_t stage, int64_t layers) {
-  if (stage < 0) return "the embedding";
-  if (stage == 2 * layers) return "the head";
-  return (stage % 2 == 0 ? "attention of layer " : "experts of layer ") + std::to_string(stage / 2);
-}
-
-// bad: micro-batch * stages + stage, or negative.
-void CheckFinite(const RunConfig& config, int64_t step, double loss, double norm, int64_t bad) {
-  if (std::isfinite(loss) && std::isfinite(norm)) return;
-  const int64_t L = config.model.num_hidden_layers, stages = 2 * L + 1;
-  const std::string what = std::isfinite(loss) ? "the gradient norm is not finite" : "the loss is not finite";
-  const std::string where = "step " + std::to_string(step) +
-                            (bad >= 0 ? ", first seen in the output of " + StageName(bad % stages, L) + ", micro-batch " +
-                                            std::to_string(bad / stages)
-                                      : ", first seen in the backward");
-  throw Error({what, where, std::to_string(std::isfinite(loss) ? norm : loss), "a finite number",
-               "lower train.lr or set train.clip_grad; the last checkpoint is good"});
-}
-
-struct Resume {
-  int64_t step = 0;  // last step done
-  std::string folder;
-};
-
-Resume FindCheckpoint(const RunConfig& config) {
-  if (config.train.resume.empty()) return {};
-  Resume r;
-  r.folder = ResolveCheckpoint(config.out + "/checkpoints", config.train.resume);
-  const CheckpointManifest manifest = ReadManifest(r.folder);
-  r.step = manifest.step;
-  if (manifest.layout != ResumeKey(config)) {
-    // Name the first line that differs.
-    auto lines = [](const std::string& text) {
-      std::vector<std::string> out{""};
-      for (char c : text) {
-        if (c == '\n') {
-          out.emplace_back();
-        } else {
-          out.back().push_back(c);
-        }
-      }
-      return out;
-    };
-    const auto a = lines(manifest.layout), b = lines(ResumeKey(config));
-    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-      if (a[i] != b[i]) {
-        throw Error({"the checkpoint is of another run", r.folder, b[i], a[i], "model, batch and seed must stay the same; start anew without train.resume"});
-      }
-    }
-    throw Error({"the checkpoint is of another run", r.folder, "", "", "start anew without train.resume"});
-  }
-  if (r.step > config.train.steps) {
-    throw Error({"the checkpoint is beyond the last step", r.folder, "step " + std::to_string(r.step), "at most " + std::to_string(config.train.steps), "raise train.steps"});
-  }
-  return r;
-}
-
-void WriteText(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::trunc);
-  file << text;
-  if (!file.flush()) throw Error({"cannot write", path, "", "", "is the disk full?"});
-}
-
-void CheckVocabulary(const RunConfig& config, const IndexedDataset& data) {
-  const int64_t largest = data.MaxToken();
-  if (largest >= config.model.vocab_size) {
-    throw Error({"token outside of the vocabulary", config.data.path + ".bin", std::to_string(largest),
-                 "below model.vocab_size = " + std::to_string(config.model.vocab_size), "the data was made for another vocabulary"});
-  }
-}
-
-bool EvaluateAfter(const TrainConfig& t, int64_t step) {
-  if (t.eval_micro_batches == 0) return false;
-  return step == 0 || step == t.steps || (t.eval_interval > 0 && step % t.eval_interval == 0);
-}
-bool SaveAfter(const TrainConfig& t, int64_t step) {
-  return t.save && (step == t.steps || (t.save_interval > 0 && step % t.save_interval == 0));
-}
 
 // One rank of a disaggregated (or colocated) run.
 class Trainer {
@@ -156,7 +50,9 @@ class Trainer {
   double Evaluate(int64_t step);
   StepRecord Step(int64_t step);
   std::vector<double> SumOverRanks(std::vector<double> mine, int32_t id);
-  void Report(StepRecord& record, const PassResult& pass, double compute, double exposed, double bubble);
+  std::pair<double, double> Counted() const;
+  void Report(StepRecord& record, const PassResult& pass, std::vector<double> mine);
+  void WriteTrace();
   void Save(int64_t step);
 
   const RunConfig& config_;
@@ -174,7 +70,6 @@ class Trainer {
   Collectives collectives_;
   std::vector<Collectives::Bucket> buckets_;
   uint32_t pass_ = 0;
-  uint64_t bytes_sent_ = 0, bytes_received_ = 0;
   std::vector<TraceEvent> events_;
   std::string last_checkpoint_;
 };
@@ -214,11 +109,14 @@ double Trainer::Evaluate(int64_t step) {
   const PassResult pass = executor_.Run(evaluation_, {pass_, step, /*held_out=*/true, 0});
   context_.status->Doing("summing the held-out loss of step " + std::to_string(step));
   const double tokens = static_cast<double>(config_.train.eval_micro_batches * config_.train.micro_batch_size * config_.train.seq_length);
-  return SumOverRanks({pass.token_loss, static_cast<double>(pass.bad)}, 0)[0] / tokens;
+  const auto sums = SumOverRanks({pass.token_loss, static_cast<double>(pass.bad)}, 0);
+  CheckFinite(config_, step, sums[0], 0, static_cast<int64_t>(sums[1]));
+  return sums[0] / tokens;
 }
 
 StepRecord Trainer::Step(int64_t step) {
   const TrainConfig& t = config_.train;
+  const auto [sent0, received0] = Counted();
   const int64_t begin = NowNs(), exposed0 = waits_.exposed_ns(), bubble0 = waits_.bubble_ns();
   const bool traced = config_.trace.steps > 0 && step >= config_.trace.first_step && step < config_.trace.first_step + config_.trace.steps;
   waits_.Trace(traced ? &events_ : nullptr, step);
@@ -258,27 +156,24 @@ StepRecord Trainer::Step(int64_t step) {
   const double bubble = static_cast<double>(waits_.bubble_ns() - bubble0) * 1e-9;
   record.step_seconds = static_cast<double>(end - begin) * 1e-9;
   record.tokens_per_second = static_cast<double>(sequences * t.seq_length) / record.step_seconds;
-  Report(record, pass, record.step_seconds - exposed - bubble, exposed, bubble);
+  const auto [sent, received] = Counted();
+  Report(record, pass, {record.step_seconds - exposed - bubble, exposed, bubble, sent - sent0, received - received0});
   return record;
 }
 
-// Figures of all workers, at rank 0.
-void Trainer::Report(StepRecord& record, const PassResult& pass, double compute, double exposed, double bubble) {
-  uint64_t sent = 0, received = 0;
-  if (context_.transport != nullptr) {
-    sent = context_.transport->counters().bytes_sent;
-    received = context_.transport->counters().bytes_received;
-  }
-  double load = 0;
+// Payload bytes sent and received so far.
+std::pair<double, double> Trainer::Counted() const {
+  if (context_.transport == nullptr) return {0, 0};
+  const TransportCounters& c = context_.transport->counters();
+  return {static_cast<double>(c.bytes_sent), static_cast<double>(c.bytes_received)};
+}
+
+// Figures of all workers, at rank 0. mine: compute, exposed, bubble, bytes sent and received.
+void Trainer::Report(StepRecord& record, const PassResult& pass, std::vector<double> mine) {
   const int64_t most = *std::max_element(pass.expert_tokens.begin(), pass.expert_tokens.end());
   const double fair = static_cast<double>(config_.train.micro_batches * config_.train.micro_batch_size * config_.train.seq_length *
                                           config_.model.num_experts_per_tok) / static_cast<double>(config_.model.num_experts);
-  load = static_cast<double>(most) / fair;
-  const std::vector<double> mine = {compute, exposed, bubble, static_cast<double>(sent - bytes_sent_),
-                                    static_cast<double>(received - bytes_received_), static_cast<double>(pass.row_bytes_sent),
-                                    PeakMemory(), load};
-  bytes_sent_ = sent;
-  bytes_received_ = received;
+  mine.insert(mine.end(), {static_cast<double>(pass.row_bytes_sent), PeakMemory(), static_cast<double>(most) / fair});
   const auto all = topology_.world() == 1 ? std::vector<std::vector<double>>{mine}
                                           : collectives_.Gather(mine, topology_.world(), pass_, 2);
   for (size_t r = 0; r < all.size(); ++r) {
@@ -289,9 +184,12 @@ void Trainer::Report(StepRecord& record, const PassResult& pass, double compute,
 
 void Trainer::Save(int64_t step) {
   context_.status->Doing("writing the checkpoint of step " + std::to_string(step));
+  if (!std::isfinite(SumOfSquares(store_.flat_master()))) {
+    throw Error({"the weights are not finite", "after step " + std::to_string(step), "", "", "lower train.lr or set train.clip_grad; no checkpoint was written"});
+  }
   const std::string root = config_.out + "/checkpoints", folder = PartialFolder(root, step);
   const CheckpointFile mine = SaveState(folder + "/" + RankFileName(context_.rank), store_, optimizer_, PartRanges(), PartRanges());
-  CheckpointManifest manifest{step, ResumeKey(config_), PrintConfig(config_), {mine}};
+  CheckpointManifest manifest{step, ResumeKey(config_, data_.num_tokens()), PrintConfig(config_), {mine}};
   if (topology_.world() > 1) {
     ++pass_;
     // A hash is 64 hex digits: 32 bytes, sent as numbers.
@@ -309,10 +207,19 @@ void Trainer::Save(int64_t step) {
   if (topology_.world() > 1) collectives_.Broadcast({0}, topology_.world(), pass_, 3);
 }
 
+// Once the traced steps are over, so that a run that fails later has its trace.
+void Trainer::WriteTrace() {
+  if (!context_.write_files || events_.empty()) return;
+  std::filesystem::create_directories(config_.out + "/trace");
+  WriteEvents(EventsPath(config_.out, context_.rank), events_);
+  events_.clear();
+}
+
 RunResult Trainer::Run() {
   const TrainConfig& t = config_.train;
-  const Resume resume = FindCheckpoint(config_);
-  if (first()) CheckVocabulary(config_, data_);
+  const Resume resume = FindCheckpoint(config_, data_);
+  std::unique_ptr<RunFolder> folder;
+  if (first() && context_.write_files) folder = std::make_unique<RunFolder>(config_, !resume.folder.empty());
   if (resume.folder.empty()) {
     store_.Initialise(t.seed);
   } else {
@@ -327,6 +234,7 @@ RunResult Trainer::Run() {
     log->Note("training on " + Describe(device_, config_.device.threads) + ": " + std::to_string(topology_.world()) + " workers, schedule " +
               schedule_.name + (resume.folder.empty() ? "" : ", continued after step " + std::to_string(resume.step)));
   }
+  if (log && !folder->moved().empty()) log->Note("checkpoints of an earlier run are now in " + folder->moved());
   RunResult result;
   auto held_out = [&](int64_t step) {
     const double loss = Evaluate(step);
@@ -341,13 +249,11 @@ RunResult Trainer::Run() {
       if (log) log->Step(record);
       result.steps.push_back(std::move(record));
     }
+    if (step == config_.trace.first_step + config_.trace.steps - 1) WriteTrace();
     if (EvaluateAfter(t, step)) held_out(step);
     if (context_.write_files && SaveAfter(t, step)) Save(step);
   }
-  if (context_.write_files && config_.trace.steps > 0 && !events_.empty()) {
-    std::filesystem::create_directories(config_.out + "/trace");
-    WriteEvents(EventsPath(config_.out, context_.rank), events_);
-  }
+  WriteTrace();
   result.checkpoint = last_checkpoint_;
   return result;
 }
@@ -363,77 +269,6 @@ void WriteRunTrace(const RunConfig& config) {
   std::vector<WorkerName> workers;
   for (const std::string& name : WorkerNames(config)) workers.push_back({static_cast<int>(workers.size()), name});
   MergeTrace(config.out, workers);
-}
-
-RunResult TrainReference(const RunConfig& config, const RankContext& context) {
-  c10::NoGradGuard no_grad;
-  const TrainConfig& t = config.train;
-  const at::Device device = PickDevice(config.device, context.local_rank);
-  const IndexedDataset data(config.data.path);
-  const Batches batches(data, config.data.split, t.seq_length, t.seed);
-  CheckVocabulary(config, data);
-  Reference model(config, device);
-  ParamStore& store = model.store();
-  AdamW optimizer(store, {{0, store.numel()}}, t);
-  const Resume resume = FindCheckpoint(config);
-  if (resume.folder.empty()) {
-    store.Initialise(t.seed);
-  } else {
-    LoadState(resume.folder, store, &optimizer);
-  }
-  if (context.on_start) context.on_start(store);
-  std::unique_ptr<RunLog> log;
-  if (context.write_files) {
-    log = std::make_unique<RunLog>(config, resume.step + 1, context.json);
-    WriteText(config.out + "/config.toml", PrintConfig(config));
-    log->Note("reference: one process, no disaggregation, on " + Describe(device, config.device.threads));
-  }
-  auto micro_batch = [&](bool held_out, int64_t first) {
-    at::Tensor tokens = at::empty({t.micro_batch_size, t.seq_length + 1}, at::kLong);
-    for (int64_t i = 0; i < t.micro_batch_size; ++i) {
-      int64_t* out = tokens.data_ptr<int64_t>() + i * (t.seq_length + 1);
-      held_out ? batches.HeldOut(first + i, out) : batches.Train(first + i, out);
-    }
-    return tokens.to(device);
-  };
-  RunResult result;
-  auto evaluate = [&](int64_t step) {
-    double loss = 0;
-    for (int64_t m = 0; m < t.eval_micro_batches; ++m) loss += model.Run(micro_batch(true, m * t.micro_batch_size), false).tokens;
-    result.held_out.push_back({step, loss / static_cast<double>(t.eval_micro_batches * t.micro_batch_size * t.seq_length)});
-    if (log) log->HeldOut(result.held_out.back());
-  };
-  if (EvaluateAfter(t, resume.step)) evaluate(resume.step);
-  const int64_t sequences = t.micro_batches * t.micro_batch_size, stages = 2 * config.model.num_hidden_layers + 1;
-  for (int64_t step = resume.step + 1; step <= t.steps; ++step) {
-    const int64_t begin = NowNs();
-    StepRecord r;
-    r.step = step;
-    int64_t bad = -1;
-    for (int64_t m = 0; m < t.micro_batches; ++m) {
-      const auto l = model.Run(micro_batch(false, (step - 1) * sequences + m * t.micro_batch_size), true);
-      r.loss += l.tokens / static_cast<double>(sequences * t.seq_length);
-      r.aux_loss += l.aux;
-      if (bad < 0 && l.bad_stage >= 0) bad = m * stages + l.bad_stage;
-    }
-    r.grad_norm = std::sqrt(SumOfSquares(store.flat_grad()));
-    r.lr = LearningRate(t, step);
-    CheckFinite(config, step, r.loss + r.aux_loss, r.grad_norm, bad);
-    if (context.on_gradients) context.on_gradients(step, store);
-    optimizer.Step(step, r.lr, ClipCoefficient(t.clip_grad, r.grad_norm));
-    store.ZeroGrad();
-    r.step_seconds = static_cast<double>(NowNs() - begin) * 1e-9;
-    r.tokens_per_second = static_cast<double>(sequences * t.seq_length) / r.step_seconds;
-    WorkerReport w;
-    w.name = "reference";
-    w.compute_s = r.step_seconds;
-    w.peak_memory = PeakMemory();
-    r.workers.push_back(w);
-    if (log) log->Step(r);
-    result.steps.push_back(std::move(r));
-    if (EvaluateAfter(t, step)) evaluate(step);
-  }
-  return result;
 }
 
 }  // namespace disagmoe

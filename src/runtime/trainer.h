@@ -25,6 +25,8 @@ struct RankContext {
   bool write_files = true;              // metrics, trace, checkpoints; false in tests and benches
   // Tests: called at every step when the summed gradients of all held parameters are there, before clipping.
   std::function<void(int64_t step, const ParamStore& store)> on_gradients;
+  // The reference: instead of the schedule in the configuration.
+  std::function<double(int64_t step)> learning_rate;
   // Tests: called before the first step.
   std::function<void(ParamStore& store)> on_start;
 };

@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/rng.h"
 #include "io/dataset.h"
+#include "layers/optimizer.h"
 #include "layers/reference.h"
 #include "runtime/state_io.h"
 #include "runtime/trainer.h"
@@ -37,7 +38,8 @@ Recorded ReadMetrics(const std::string& out) {
   Recorded r;
   std::string line;
   while (std::getline(in, line)) {
-    const json j = json::parse(line);
+    const json j = json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (j.is_discarded()) break;  // cut off when the run was killed
     if (j.contains("held_out_loss")) {
       r.held_out[j["step"]] = j["held_out_loss"];
     } else {
@@ -99,8 +101,6 @@ int Verify(const VerifyOptions& options) {
   RunConfig config = ConfigOf(options.out);
   config.out = options.out;
   config.train.resume.clear();
-  // The learning rate must be that of the whole run.
-  if (config.train.lr_decay_steps == 0) config.train.lr_decay_steps = config.train.steps;
   // As many threads as a worker had: other numbers of threads round differently, a router choice flips for it sooner or
   // later, and after that the difference grows tenfold every few steps.
   if (options.threads > 0) config.device.threads = options.threads;
@@ -108,13 +108,24 @@ int Verify(const VerifyOptions& options) {
   const double loss_tolerance = bf16 ? 2e-2 : 1e-5, norm_tolerance = bf16 ? 5e-2 : 1e-4;
 
   RunConfig again = config;
-  again.train.steps = std::min(options.steps, config.train.steps);
+  again.train.steps = std::min({options.steps, config.train.steps, recorded.steps.rbegin()->first});
   again.train.eval_interval = 0;
   Status status;
   RankContext context;
   context.status = &status;
   context.write_files = false;
+  // As recorded: a run that was continued had another learning rate schedule in its first steps.
+  context.learning_rate = [&](int64_t step) {
+    const auto it = recorded.steps.find(step);
+    return it == recorded.steps.end() ? LearningRate(config.train, step) : it->second["lr"].get<double>();
+  };
   const RunResult reference = TrainReference(again, context);
+  for (int64_t step = 1; step <= again.train.steps; ++step) {
+    if (!recorded.steps.contains(step)) {
+      throw Error({"the run's first steps are not recorded", options.out + "/metrics.jsonl", "no step " + std::to_string(step),
+                   "steps 1 to " + std::to_string(again.train.steps), "verify the run from its start, or fewer steps: --steps"});
+    }
+  }
   std::vector<Comparison> rows;
   rows.push_back(Largest("training loss", "loss", recorded, reference.steps, [](const StepRecord& s) { return s.loss; }, loss_tolerance));
   rows.push_back(Largest("auxiliary loss", "aux_loss", recorded, reference.steps, [](const StepRecord& s) { return s.aux_loss; }, loss_tolerance * 10));
@@ -127,7 +138,7 @@ int Verify(const VerifyOptions& options) {
     if (h.step == 0) held_out("held-out loss before training", 0, h.loss);
   }
   std::string checkpoint, sample;
-  if (config.train.save) {
+  if (std::filesystem::exists(options.out + "/checkpoints/latest")) {
     checkpoint = ResolveCheckpoint(options.out + "/checkpoints", "latest");
     RunConfig last = config;
     last.train.resume = checkpoint;

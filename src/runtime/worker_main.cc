@@ -8,8 +8,6 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "base/error.h"
 #include "runtime/local_run.h"
 #include "runtime/process_run.h"
@@ -108,16 +106,18 @@ int main(int argc, char** argv) {
   mallopt(M_TRIM_THRESHOLD, 2047 << 20);
   bool json = false;
   for (int i = 1; i < argc; ++i) json |= std::strcmp(argv[i], "--json") == 0;
-  auto fail = [json](const char* line, int code) {
-    if (json) std::printf("%s\n", nlohmann::json{{"error", line}}.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace).c_str());
+  auto fail = [json](const disagmoe::ErrorParts& parts, const char* line, int code) {
+    if (json) std::puts(disagmoe::ErrorJson(parts).c_str());
     std::fprintf(stderr, "disagmoe: error: %s\n", line);
     return code;
   };
   try {
     return disagmoe::RunCommand(disagmoe::Parse(argc, argv));
+  } catch (const disagmoe::WaitFailed& e) {
+    return fail(e.parts(), e.what(), 1);
   } catch (const disagmoe::Error& e) {
-    return fail(e.what(), 2);
+    return fail(e.parts(), e.what(), 2);
   } catch (const std::exception& e) {
-    return fail(e.what(), 3);
+    return fail({.what = e.what(), .where = {}, .got = {}, .expected = {}, .hint = {}}, e.what(), 3);
   }
 }

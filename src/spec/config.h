@@ -91,7 +91,7 @@ struct TransportConfig {
   bool paced = false;            // emulate a NIC:
   double paced_gbps = 10;        //   Gbit/s of each direction
   double paced_latency_us = 5;
-  double timeout_s = 60;         // a wait for a message
+  double timeout_s = 300;        // a wait for a message (deaths and silence are seen in seconds, without it)
   double join_timeout_s = 60;
 };
 

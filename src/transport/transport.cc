@@ -97,21 +97,14 @@ Buffer BufferPool::Allocate(size_t size) {
 size_t BufferPool::bytes_held() const { return impl_->held; }
 
 std::string MessageKey::Describe() const {
-  const std::string at = ", step " + std::to_string(step);
-  const std::string here = std::to_string(stage), part = std::to_string(micro_batch);
-  switch (kind) {
-    case MessageKind::kForward:
-      return "activations over boundary " + here + " (" + StageName(stage) + " to " + StageName(stage + 1) +
-             "), micro-batch " + part + at;
-    case MessageKind::kBackward:
-      return "gradients over boundary " + here + " (" + StageName(stage + 1) + " to " + StageName(stage) +
-             "), micro-batch " + part + at;
-    case MessageKind::kCollective:
-      return "collective bucket " + here + ", phase " + part + at;
-    case MessageKind::kControl:
-      return "control message " + here + "." + part + at;
+  // Not the step: it is the number of a pass (a training step, an evaluation, a checkpoint).
+  if (kind == MessageKind::kControl) return "figures of the step (" + std::to_string(stage) + ")";
+  if (kind == MessageKind::kCollective) {
+    return (micro_batch == 0 ? "parts to sum of shared parameters " : "sums of shared parameters ") + std::to_string(stage);
   }
-  return "message of unknown kind " + std::to_string(static_cast<int>(kind));
+  const std::string what = kind == MessageKind::kForward ? "activations over" : "gradients over";
+  const std::string to = stage % 2 == 0 ? " to its FFN" : " to what follows";
+  return what + " boundary " + std::to_string(stage) + " (" + StageName(stage) + to + "), micro-batch " + std::to_string(micro_batch);
 }
 
 Request::Request(bool is_send, int peer, const MessageKey& key)

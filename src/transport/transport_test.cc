@@ -225,8 +225,8 @@ TEST_P(Contract, TimeOutNamesWhatWasAwaited) {
   Start(2);
   const int64_t before = NowNs();
   EXPECT_EQ(FailureOf(at(1).PostRecv(0, {7, MessageKind::kForward, 3, 2}), 100 * kMs),
-            "timed out after 0.1 s waiting for activations over boundary 3 (FFN of layer 1 to attention of layer 2), "
-            "micro-batch 2, step 7, from rank 0");
+            "timed out after 0.1 s waiting for activations over boundary 3 (FFN of layer 1 to what follows), "
+            "micro-batch 2, from rank 0");
   EXPECT_GE(NowNs() - before, 100 * kMs);
   EXPECT_LT(NowNs() - before, 5'000 * kMs);
 }
@@ -399,9 +399,9 @@ TEST(Ucx, UnknownDeviceIsAnError) {
 
 TEST(MessageKey, Describes) {
   EXPECT_EQ((MessageKey{1, MessageKind::kBackward, 0, 5}).Describe(),
-            "gradients over boundary 0 (FFN of layer 0 to attention of layer 0), micro-batch 5, step 1");
-  EXPECT_EQ((MessageKey{2, MessageKind::kCollective, 4, 1}).Describe(), "collective bucket 4, phase 1, step 2");
-  EXPECT_EQ((MessageKey{2, MessageKind::kControl, 4, 1}).Describe(), "control message 4.1, step 2");
+            "gradients over boundary 0 (attention of layer 0 to its FFN), micro-batch 5");
+  EXPECT_EQ((MessageKey{2, MessageKind::kCollective, 4, 1}).Describe(), "sums of shared parameters 4");
+  EXPECT_EQ((MessageKey{2, MessageKind::kControl, 4, 1}).Describe(), "figures of the step (4)");
 }
 
 TEST(Request, FirstEndCounts) {

@@ -1,0 +1,91 @@
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <cmath>
+
+#include "base/time.h"
+#include "layers/optimizer.h"
+#include "layers/reference.h"
+#include "runtime/run_rules.h"
+#include "runtime/state_io.h"
+#include "runtime/trainer.h"
+
+namespace disagmoe {
+
+RunResult TrainReference(const RunConfig& config, const RankContext& context) {
+  c10::NoGradGuard no_grad;
+  const TrainConfig& t = config.train;
+  const at::Device device = PickDevice(config.device, context.local_rank);
+  const IndexedDataset data(config.data.path);
+  const Batches batches(data, config.data.split, t.seq_length, t.seed);
+  Reference model(config, device);
+  ParamStore& store = model.store();
+  AdamW optimizer(store, {{0, store.numel()}}, t);
+  const Resume resume = FindCheckpoint(config, data);
+  std::unique_ptr<RunFolder> folder;
+  if (context.write_files) folder = std::make_unique<RunFolder>(config, !resume.folder.empty());
+  if (resume.folder.empty()) {
+    store.Initialise(t.seed);
+  } else {
+    LoadState(resume.folder, store, &optimizer);
+  }
+  if (context.on_start) context.on_start(store);
+  std::unique_ptr<RunLog> log;
+  if (context.write_files) {
+    log = std::make_unique<RunLog>(config, resume.step + 1, context.json);
+    WriteText(config.out + "/config.toml", PrintConfig(config));
+    log->Note("reference: one process, no disaggregation, on " + Describe(device, config.device.threads));
+  }
+  auto micro_batch = [&](bool held_out, int64_t first) {
+    at::Tensor tokens = at::empty({t.micro_batch_size, t.seq_length + 1}, at::kLong);
+    for (int64_t i = 0; i < t.micro_batch_size; ++i) {
+      int64_t* out = tokens.data_ptr<int64_t>() + i * (t.seq_length + 1);
+      held_out ? batches.HeldOut(first + i, out) : batches.Train(first + i, out);
+    }
+    return tokens.to(device);
+  };
+  RunResult result;
+  auto evaluate = [&](int64_t step) {
+    double loss = 0;
+    for (int64_t m = 0; m < t.eval_micro_batches; ++m) {
+      const auto l = model.Run(micro_batch(true, m * t.micro_batch_size), false);
+      loss += l.tokens;
+      CheckFinite(config, step, loss, 0, l.bad_stage == kAllFinite ? kAllFinite : BadKey(m, l.bad_stage - 1, config.model.num_hidden_layers));
+    }
+    result.held_out.push_back({step, loss / static_cast<double>(t.eval_micro_batches * t.micro_batch_size * t.seq_length)});
+    if (log) log->HeldOut(result.held_out.back());
+  };
+  if (EvaluateAfter(t, resume.step)) evaluate(resume.step);
+  const int64_t sequences = t.micro_batches * t.micro_batch_size, L = config.model.num_hidden_layers;
+  for (int64_t step = resume.step + 1; step <= t.steps; ++step) {
+    const int64_t begin = NowNs();
+    StepRecord r;
+    r.step = step;
+    int64_t bad = kAllFinite;
+    for (int64_t m = 0; m < t.micro_batches; ++m) {
+      const auto l = model.Run(micro_batch(false, (step - 1) * sequences + m * t.micro_batch_size), true);
+      r.loss += l.tokens / static_cast<double>(sequences * t.seq_length);
+      r.aux_loss += l.aux;
+      if (bad == kAllFinite && l.bad_stage != kAllFinite) bad = BadKey(m, l.bad_stage - 1, L);
+    }
+    r.grad_norm = std::sqrt(SumOfSquares(store.flat_grad()));
+    r.lr = context.learning_rate ? context.learning_rate(step) : LearningRate(t, step);
+    CheckFinite(config, step, r.loss + r.aux_loss, r.grad_norm, bad);
+    if (context.on_gradients) context.on_gradients(step, store);
+    optimizer.Step(step, r.lr, ClipCoefficient(t.clip_grad, r.grad_norm));
+    store.ZeroGrad();
+    r.step_seconds = static_cast<double>(NowNs() - begin) * 1e-9;
+    r.tokens_per_second = static_cast<double>(sequences * t.seq_length) / r.step_seconds;
+    WorkerReport w;
+    w.name = "reference";
+    w.compute_s = r.step_seconds;
+    w.peak_memory = PeakMemory();
+    r.workers.push_back(w);
+    if (log) log->Step(r);
+    result.steps.push_back(std::move(r));
+    if (EvaluateAfter(t, step)) evaluate(step);
+  }
+  return result;
+}
+
+}  // namespace disagmoe
