@@ -6,7 +6,8 @@ usage: bench/train_bench.py [--build build] [--rounds 3] [--json]
 All runs train the same small model on the same batches, in turn, so that a machine that speeds up or slows down does so
 for all. A run's figure is its fastest step after the first (what else runs on the machine only ever adds time); shown are
 medians over rounds, ratios are taken round by round, and the spread is (max - min) / median.
-  reference-1   one process, one thread            reference-2   one process, two threads
+  reference-1   one process, one thread
+  reference-2   one process, two threads, which spin at barriers (faster on a quiet machine than to sleep, our default)
   1A+1F         an attention and an FFN worker, one thread each (processes, shared memory)
   paced         the same behind an emulated NIC on which one layer's transfer takes as long as its computation, with
                 q = 4: the rule of the schedule, q >= R (1 + T_M2N / T), for that ratio
@@ -58,7 +59,8 @@ def parse():
 
 
 def train(args, config, out, command, *overrides):
-    subprocess.run([os.path.join(args.build, "disagmoe"), command, config, f"out={out}", *overrides], check=True, stdout=subprocess.DEVNULL)
+    env = {**os.environ, "OMP_WAIT_POLICY": "active"} if "device.threads=2" in overrides else None
+    subprocess.run([os.path.join(args.build, "disagmoe"), command, config, f"out={out}", *overrides], check=True, stdout=subprocess.DEVNULL, env=env)
     steps = [json.loads(line) for line in open(os.path.join(out, "metrics.jsonl"))]
     steps = [s for s in steps if "loss" in s][1:]  # the first one warms up
     return min(steps, key=lambda s: s["step_seconds"])
