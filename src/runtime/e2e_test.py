@@ -166,6 +166,8 @@ class Files(Base):
         for record in steps.values():
             self.assertEqual([w["worker"] for w in record["workers"]], ["A0.0", "F0.0", "F0.1"])
             sent = sum(w["bytes_sent"] for w in record["workers"])
+            first = record["workers"][0]  # its own step is the one recorded
+            self.assertAlmostEqual(first["compute_seconds"] + first["exposed_seconds"] + first["bubble_seconds"], record["step_seconds"], delta=1e-9)
             for w in record["workers"]:
                 parts = w["compute_seconds"] + w["exposed_seconds"] + w["bubble_seconds"]
                 self.assertAlmostEqual(parts, record["step_seconds"], delta=0.2 * record["step_seconds"])
