@@ -21,36 +21,6 @@ bool IsScheduleText(const std::string& path, std::string* text) {
   return text->starts_with("disagmoe-schedule");
 }
 
-ordered_json Words(const std::vector<Op>& ops) {
-  ordered_json words = ordered_json::array();
-  for (const Op& op : ops) words.push_back(PrintOp(op));
-  return words;
-}
-
-ordered_json ToJson(const Schedule& schedule) {
-  ordered_json json = {{"name", schedule.name},           {"layers", schedule.num_layers},
-                       {"micro_batches", schedule.num_micro_batches}, {"round", schedule.round},
-                       {"slope", schedule.slope},         {"backward", schedule.backward}};
-  json["stages"] = ordered_json::array();
-  for (int group : schedule.stage_group) json["stages"].push_back(schedule.groups[static_cast<size_t>(group)].name);
-  json["groups"] = ordered_json::array();
-  for (const GroupSchedule& g : schedule.groups) {
-    json["groups"].push_back({{"name", g.name},
-                              {"ranks", g.ranks},
-                              {"max_in_flight", g.max_in_flight},
-                              {"compute", Words(g.compute)},
-                              {"comm", Words(g.comm)}});
-  }
-  json["links"] = ordered_json::array();
-  for (const Link& link : schedule.links) {
-    json["links"].push_back({{"from", schedule.groups[static_cast<size_t>(link.src_group)].name},
-                             {"to", schedule.groups[static_cast<size_t>(link.dst_group)].name},
-                             {"backward", link.backward},
-                             {"slots", link.slots}});
-  }
-  return json;
-}
-
 std::string Count(size_t n, const std::string& what, const char* plural = "s") {
   return std::to_string(n) + " " + what + (n == 1 ? "" : plural);
 }
@@ -95,7 +65,7 @@ int ScheduleCommand(const ScheduleArguments& arguments) {
     schedule = ScheduleOf(config, config.train.micro_batches, true);
   }
   ordered_json json;
-  if (arguments.json) json = ToJson(schedule);
+  if (arguments.json) json = ordered_json::parse(ScheduleJson(schedule));
   if (arguments.check) {
     const ScheduleFacts facts = ValidateSchedule(schedule);
     if (arguments.json) {

@@ -69,7 +69,7 @@ void Executor::PostReceives(LinkQueue& queue) {
   while (queue.posted < queue.ops.size() && queue.posted - queue.consumed < static_cast<size_t>(queue.slots)) {
     const Op& op = queue.ops[queue.posted++];
     const bool backward = op.kind == OpKind::kRecvBackward;
-    auto& requests = receives_[OpId(*schedule_, op)];
+    auto& requests = receives_[OpIds(*schedule_)(op)];
     for (int peer : PeersIn(op.stage, backward)) {
       if (peer == rank_) {
         requests.push_back(nullptr);
@@ -83,10 +83,10 @@ void Executor::PostReceives(LinkQueue& queue) {
 
 // The computation that used a received message has ended: its slot is free.
 void Executor::Consumed(const Op& op) {
-  const auto receive = ReceiveFor(*schedule_, op);
-  if (!receive) return;
-  receives_.erase(OpId(*schedule_, *receive));
-  LinkQueue& queue = links_[LinkOf(*schedule_, *receive)];
+  const TransferRange receive = ReceivesFor(*schedule_, op);
+  if (receive.count == 0) return;
+  receives_.erase(OpIds(*schedule_)(receive.first));
+  LinkQueue& queue = links_[LinkOf(*schedule_, receive.first)];
   ++queue.consumed;
   PostReceives(queue);
 }
@@ -95,7 +95,7 @@ void Executor::Post(int boundary, int mb, bool backward, size_t peer_index, Buff
   const Op op{backward ? OpKind::kSendBackward : OpKind::kSendForward, boundary, mb};
   const int peer = PeersOut(boundary, backward)[peer_index];
   if (peer == rank_) {
-    local_[OpId(*schedule_, op)] = std::move(message);
+    local_[OpIds(*schedule_)(op)] = std::move(message);
     return;
   }
   result_.row_bytes_sent += RowBytes(rows, model_.hidden_size, dtype_);
@@ -110,13 +110,13 @@ void Executor::Post(int boundary, int mb, bool backward, size_t peer_index, Buff
 Buffer Executor::Take(int boundary, int mb, bool backward, size_t peer_index) {
   const Op op{backward ? OpKind::kRecvBackward : OpKind::kRecvForward, boundary, mb};
   if (PeersIn(boundary, backward)[peer_index] == rank_) {
-    auto it = local_.find(OpId(*schedule_, PeerOf(op)));
+    auto it = local_.find(OpIds(*schedule_)(PeerOf(op)));
     DM_CHECK(it != local_.end(), "a message to oneself is used before it is made: " + PrintOp(op));
     Buffer out = std::move(it->second);
     local_.erase(it);
     return out;
   }
-  auto it = receives_.find(OpId(*schedule_, op));
+  auto it = receives_.find(OpIds(*schedule_)(op));
   DM_CHECK(it != receives_.end(), "a message is used before its receive is posted: " + PrintOp(op));
   Request& request = *it->second[peer_index];
   waits_.Wait(request);
@@ -142,6 +142,7 @@ PassResult Executor::Run(const Schedule& schedule, const PassSpec& pass) {
   result_ = {};
   result_.expert_tokens.assign(model_.num_hidden_layers * model_.num_experts, 0);
   StartReceives();
+  DM_CHECK(schedule.plain(), "the runtime executes whole stages, whole backwards and one route");
   for (const Op& op : schedule.groups[topology_.group_of_rank(rank_)].compute) {
     status_.Computing(op, schedule.num_layers, pass.step);
     Compute(op);

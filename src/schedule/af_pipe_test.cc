@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "schedule/event_model_for_tests.h"
 #include "schedule/order.h"
+#include "schedule/order.h"
 #include "schedule/schedule.h"
 
 namespace disagmoe {

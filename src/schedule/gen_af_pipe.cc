@@ -14,7 +14,7 @@ Schedule BuildAfPipeRing(const PlacementSpec& placement, const GenerateOptions& 
     for (const Unit& unit : PositionOrder(ring, r, s.backward)) {
       // The order is made for chunks * positions stages; those that do not exist drop out.
       const int stage = unit.chunk * ring.positions + r;
-      if (stage < stages) AppendCompute(&s, unit.backward, stage, unit.micro_batch);
+      if (stage < stages) AppendCompute(&s, unit.backward ? OpKind::kBackward : OpKind::kForward, stage, unit.micro_batch);
     }
   }
   FinishSchedule(&s, [&](int boundary, bool) {
@@ -25,7 +25,7 @@ Schedule BuildAfPipeRing(const PlacementSpec& placement, const GenerateOptions& 
 }
 
 Schedule GenerateAfPipe(const PlacementSpec& placement, const GenerateOptions& options) {
-  if (placement.colocated) throw Error({"af-pipe needs two pools", "layout", "a colocated one", "", "use colocated-1f1b"});
+  RequirePlacement(placement, false, "af-pipe");
   if (placement.p_a != placement.p_f) return BuildAfPipeList(placement, options);
   Schedule s = BuildAfPipeRing(placement, options);
   const Ring ring{2 * placement.p_a, 1, s.num_micro_batches, s.round, s.slope};

@@ -147,7 +147,7 @@ bool ListScheduler::TryStart(int group, bool backward) {
   best->units[backward].pop();
   const int stage = unit.chunk * ring_.positions + best->column;
   busy_[group] = 1;
-  AppendCompute(s_, backward, stage, unit.micro_batch);
+  AppendCompute(s_, backward ? OpKind::kBackward : OpKind::kForward, stage, unit.micro_batch);
   Push(time_of_[stage % 2] * (backward ? 2 : 1), false, backward, stage, unit.micro_batch);
   return true;
 }

@@ -1,12 +1,40 @@
 #include "base/error.h"
-#include "schedule/schedule.h"
+#include "schedule/order.h"
 
 namespace disagmoe {
+namespace {
+
+struct Generator {
+  ScheduleName name;
+  Schedule (*generate)(const PlacementSpec&, const GenerateOptions&);
+};
+
+const std::vector<Generator>& Generators() {
+  static const std::vector<Generator> generators{
+      {{"af-pipe", "two pools; every transfer is a stage of its own (schedule.md)", false}, GenerateAfPipe},
+      {{"megatron-1f1b", "colocated; interleaved 1F1B, all-to-alls exposed", true}, GenerateMegatron},
+  };
+  return generators;
+}
+
+}  // namespace
+
+const std::vector<ScheduleName>& ScheduleNames() {
+  static const std::vector<ScheduleName> names = [] {
+    std::vector<ScheduleName> out;
+    for (const Generator& g : Generators()) out.push_back(g.name);
+    return out;
+  }();
+  return names;
+}
 
 Schedule Generate(const std::string& name, const PlacementSpec& placement, const GenerateOptions& options) {
-  if (name == "af-pipe") return GenerateAfPipe(placement, options);
-  if (name == "colocated-1f1b") return GenerateColocated(placement, options);
-  throw Error({"unknown schedule", "schedule.name", "\"" + name + "\"", "\"af-pipe\" or \"colocated-1f1b\"", ""});
+  std::string known;
+  for (const Generator& g : Generators()) {
+    if (g.name.name == name) return g.generate(placement, options);
+    known += (known.empty() ? "" : ", ") + g.name.name;
+  }
+  throw Error({"unknown schedule", "schedule.name", "\"" + name + "\"", "one of " + known, ""});
 }
 
 std::vector<Op> StreamOf(const GroupSchedule& group, OpKind kind) {

@@ -11,10 +11,12 @@
 namespace disagmoe {
 namespace {
 
-constexpr int64_t kUnit = 1000;  // ticks of a column
+constexpr int64_t kUnit = 5040;  // ticks of a column
 constexpr int64_t kUnknown = -1;
 
 struct Timing {
+  explicit Timing(const Schedule& s) : ids(s), end(ids.size(), kUnknown), next(s.groups.size()) {}
+  OpIds ids;
   std::vector<int64_t> end;   // by op id of a computation; kUnknown if it never runs
   std::vector<size_t> next;   // by group: operations that ran
   int64_t total = 0;
@@ -22,19 +24,21 @@ struct Timing {
 
 int64_t Duration(const Schedule& s, const Op& op) {
   if (op.stage == s.num_stages() - 1) return 0;
-  return op.kind == OpKind::kForward ? kUnit : 2 * kUnit;
+  const int64_t whole = op.kind == OpKind::kBackward && !s.split_backward ? 2 * kUnit : kUnit;
+  return whole / s.parts(op.stage);
 }
 
 // When a computation's inputs are there, kUnknown if not yet known. `free` is when its group is free.
 int64_t StartOf(const Schedule& s, const Timing& t, const Op& op, int64_t free, int64_t transfer) {
   int64_t start = free;
-  if (auto receive = ReceiveFor(s, op)) {
-    const int64_t made = t.end[OpId(s, ProducerOf(*receive))];
+  const TransferRange receives = ReceivesFor(s, op);
+  for (int i = 0; i < receives.count; ++i) {
+    const int64_t made = t.end[t.ids(ProducerOf(s, receives[i]))];
     if (made == kUnknown) return kUnknown;
-    start = std::max(start, made + (SenderOf(s, *receive) == ReceiverOf(s, *receive) ? 0 : transfer));
+    start = std::max(start, made + (SenderOf(s, receives[i]) == ReceiverOf(s, receives[i]) ? 0 : transfer));
   }
-  if (op.kind == OpKind::kBackward) {
-    const int64_t made = t.end[OpId(s, {OpKind::kForward, op.stage, op.micro_batch})];
+  if (op.kind != OpKind::kForward) {
+    const int64_t made = t.end[t.ids(FormerOf(op))];
     if (made == kUnknown) return kUnknown;
     start = std::max(start, made);
   }
@@ -42,9 +46,7 @@ int64_t StartOf(const Schedule& s, const Timing& t, const Op& op, int64_t free, 
 }
 
 Timing TimesOf(const Schedule& s, int64_t transfer) {
-  Timing t;
-  t.end.assign(NumOpIds(s), kUnknown);
-  t.next.resize(s.groups.size());
+  Timing t(s);
   std::vector<int64_t> free(s.groups.size());
   std::vector<int> todo;
   for (size_t g = 0; g < s.groups.size(); ++g) todo.push_back(static_cast<int>(g));
@@ -57,15 +59,17 @@ Timing TimesOf(const Schedule& s, int64_t transfer) {
       if (!IsCompute(op.kind) || !InRange(s, op)) throw Error({"cannot draw operation", s.groups[g].name, PrintOp(op), "", ""});
       const int64_t start = StartOf(s, t, op, free[g], transfer);
       if (start == kUnknown) break;
-      t.end[OpId(s, op)] = free[g] = start + Duration(s, op);
+      t.end[t.ids(op)] = free[g] = start + Duration(s, op);
       t.total = std::max(t.total, free[g]);
-      if (auto send = SendAfter(s, op)) todo.push_back(ReceiverOf(s, *send));
+      const TransferRange sends = SendsAfter(s, op);
+      for (int i = 0; i < sends.count; ++i) todo.push_back(ReceiverOf(s, sends[i]));
     }
   }
   return t;
 }
 
 char Letter(const Op& op) {
+  if (op.kind == OpKind::kWeight) return '+';
   return static_cast<char>((op.kind == OpKind::kForward ? 'a' : 'A') + op.micro_batch % 26);
 }
 
@@ -87,7 +91,7 @@ std::string Rows(const Schedule& s, const Timing& t, int64_t columns) {
     std::string row(columns, '.');
     for (size_t k = 0; k < t.next[g]; ++k) {
       const Op& op = s.groups[g].compute[k];
-      const int64_t end = t.end[OpId(s, op)];
+      const int64_t end = t.end[t.ids(op)];
       // A column shows what runs in its middle.
       for (int64_t c = (end - Duration(s, op) + kUnit / 2 - 1) / kUnit; c * kUnit + kUnit / 2 < end; ++c) {
         if (c < columns) row[c] = Letter(op);
@@ -104,9 +108,12 @@ std::string Waiting(const Schedule& s, const Timing& t) {
     const std::vector<Op>& list = s.groups[g].compute;
     if (t.next[g] == list.size()) continue;
     const Op& op = list[t.next[g]];
-    const auto receive = ReceiveFor(s, op);
-    Op needed{OpKind::kForward, op.stage, op.micro_batch};
-    if (receive && t.end[OpId(s, ProducerOf(*receive))] == kUnknown) needed = ProducerOf(*receive);
+    Op needed = FormerOf(op);
+    const TransferRange receives = ReceivesFor(s, op);
+    for (int i = receives.count - 1; i >= 0; --i) {
+      const Op producer = ProducerOf(s, receives[i]);
+      if (t.end[t.ids(producer)] == kUnknown) needed = producer;
+    }
     out += s.groups[g].name + " stops before " + PrintOp(op) + ", which needs " + PrintOp(needed) + " of " +
            s.groups[GroupOf(s, needed)].name + "\n";
   }
@@ -125,6 +132,7 @@ std::string DrawGrid(const Schedule& s, double transfer_units, int max_columns) 
   std::string out = line;
   out += "a = forward of micro-batch 0, ";
   if (s.backward) out += "A = its backward, ";
+  if (s.split_backward) out += "+ = weight gradients, ";
   if (s.num_micro_batches > 26) out += "letters repeat after 26, ";
   out += ". = idle\n" + Rows(s, t, columns);
   if (columns < all) {

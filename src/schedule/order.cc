@@ -60,9 +60,12 @@ Schedule PlaceStages(const PlacementSpec& p, const GenerateOptions& options) {
   AddGroups(&s, p.colocated ? "C" : "A", p.p_a, p.m, &next_rank);
   if (!p.colocated) AddGroups(&s, "F", p.p_f, p.n, &next_rank);
   s.stage_group.resize(s.num_stages());
+  const std::vector<int> units = p.colocated ? UnitLayers(p) : std::vector<int>{};
+  int unit = 0;
   for (int l = 0; l < p.num_layers; ++l) {
-    s.stage_group[2 * l] = l % p.p_a;
-    s.stage_group[2 * l + 1] = p.colocated ? l % p.p_a : p.p_a + l % p.p_f;
+    if (p.colocated && l >= units[unit + 1]) ++unit;
+    s.stage_group[2 * l] = (p.colocated ? unit : l) % p.p_a;
+    s.stage_group[2 * l + 1] = p.colocated ? s.stage_group[2 * l] : p.p_a + l % p.p_f;
   }
   s.stage_group.back() = p.head_on_attention ? p.num_layers % p.p_a : s.stage_group[2 * p.num_layers - 1];
   for (size_t g = 0; g < s.groups.size(); ++g) {
@@ -73,6 +76,36 @@ Schedule PlaceStages(const PlacementSpec& p, const GenerateOptions& options) {
                  "use fewer groups with more workers each"});
   }
   return s;
+}
+
+std::vector<int> UnitLayers(const PlacementSpec& p) {
+  RequireAtLeast("virtual stages", p.virtual_stages, 0);
+  const int units = p.virtual_stages > 0 ? p.virtual_stages * p.p_a : p.num_layers;
+  std::vector<int> begin;
+  if (units > p.num_layers) {
+    throw Error({"more chunks than layers", "virtual stages", std::to_string(p.virtual_stages) + " on each of " +
+                 std::to_string(p.p_a) + " groups", "at most " + std::to_string(p.num_layers) + " chunks in all", ""});
+  }
+  if (p.virtual_stages > 0 && p.head_on_attention) {
+    throw Error({"the head of chunks of layers is with the last chunk", "layout.head", "attention", "ffn", ""});
+  }
+  // Embedding and head count as a layer each where the layers do not divide evenly.
+  const bool even = p.num_layers % units == 0 || units == 1;
+  const int64_t all = even ? p.num_layers : p.num_layers + 2;
+  for (int u = 0; u <= units; ++u) {
+    const auto at = static_cast<int>(all * u / units) - (even || u == 0 ? 0 : 1);
+    begin.push_back(std::min(at, p.num_layers));
+  }
+  // With hardly more layers than chunks an end could come out empty.
+  for (int u = 1; u < units; ++u) begin[u] = std::max(begin[u], begin[u - 1] + 1);
+  for (int u = units - 1; u > 0; --u) begin[u] = std::min(begin[u], begin[u + 1] - 1);
+  return begin;
+}
+
+void RequirePlacement(const PlacementSpec& p, bool colocated, const std::string& name) {
+  if (p.colocated == colocated) return;
+  if (colocated) throw Error({name + " needs groups that hold both parts", "layout", "two pools", "", "use af-pipe"});
+  throw Error({name + " needs two pools", "layout", "a colocated one", "", "use megatron-1f1b"});
 }
 
 Ring MakeRing(int positions, int units, const GenerateOptions& options) {
@@ -152,14 +185,14 @@ void ThrowDeadlock(const Ring& ring) {
 
 bool HeadIsFused(const Schedule& s) { return s.stage_group[2 * s.num_layers] == s.stage_group[2 * s.num_layers - 1]; }
 
-void AppendCompute(Schedule* s, bool backward, int stage, int micro_batch) {
-  std::vector<Op>& order = s->groups[s->stage_group[stage]].compute;
+void AppendCompute(Schedule* s, OpKind kind, int stage, int micro_batch, int part) {
+  std::vector<Op>& order = s->groups[s->group(stage, micro_batch, part)].compute;
   const int head = 2 * s->num_layers;
-  const OpKind kind = backward ? OpKind::kBackward : OpKind::kForward;
-  const bool with_head = stage == head - 1 && HeadIsFused(*s);
-  if (with_head && backward) order.push_back({kind, head, micro_batch});
-  order.push_back({kind, stage, micro_batch});
-  if (with_head && !backward) order.push_back({kind, head, micro_batch});
+  const bool forward = kind == OpKind::kForward;
+  const bool with_head = stage == head - 1 && HeadIsFused(*s) && part == (forward ? s->parts(stage) - 1 : 0);
+  if (with_head && !forward) order.push_back({kind, head, micro_batch});
+  order.push_back({kind, stage, micro_batch, part});
+  if (with_head && forward) order.push_back({kind, head, micro_batch});
 }
 
 int PeakInFlight(const Schedule& s, int group) {
@@ -169,7 +202,11 @@ int PeakInFlight(const Schedule& s, int group) {
   int peak = 0;
   for (const Op& op : s.groups[group].compute) {
     if (op.stage == uncounted) continue;
-    held += op.kind == OpKind::kForward ? 1 : -1;
+    if (op.kind == OpKind::kForward) {
+      ++held;
+    } else if (op.kind == OpKind::kWeight || !s.split_backward) {
+      --held;
+    }
     peak = std::max(peak, held);
   }
   return peak;
@@ -179,8 +216,10 @@ void FinishSchedule(Schedule* s, const std::function<int(int, bool)>& slots_of) 
   for (size_t g = 0; g < s->groups.size(); ++g) {
     GroupSchedule& group = s->groups[g];
     for (const Op& op : group.compute) {
-      if (auto receive = ReceiveFor(*s, op)) group.comm.push_back(*receive);
-      if (auto send = SendAfter(*s, op)) group.comm.push_back(*send);
+      const TransferRange receives = ReceivesFor(*s, op);
+      for (int i = 0; i < receives.count; ++i) group.comm.push_back(receives[i]);
+      const TransferRange sends = SendsAfter(*s, op);
+      for (int i = 0; i < sends.count; ++i) group.comm.push_back(sends[i]);
     }
     group.max_in_flight = PeakInFlight(*s, static_cast<int>(g));
   }
@@ -188,12 +227,21 @@ void FinishSchedule(Schedule* s, const std::function<int(int, bool)>& slots_of) 
   for (int boundary = 0; boundary < s->num_stages() - 1; ++boundary) {
     for (bool backward : {false, true}) {
       if (backward && !s->backward) continue;
-      Link link{s->stage_group[boundary], s->stage_group[boundary + 1], backward, slots_of(boundary, backward)};
-      if (backward) std::swap(link.src_group, link.dst_group);
-      auto [it, added] = known.try_emplace({link.src_group, link.dst_group, backward}, s->links.size());
-      if (added) s->links.push_back(link);
-      Link& kept = s->links[it->second];
-      kept.slots = std::max(kept.slots, link.slots);
+      const OpKind kind = backward ? OpKind::kSendBackward : OpKind::kSendForward;
+      const int parts = s->boundary_parts(boundary);
+      for (int route = 0; route < s->num_routes; ++route) {
+        // The first micro-batch of the route.
+        const int b = (s->num_micro_batches * route + s->num_routes - 1) / s->num_routes;
+        if (b >= s->num_micro_batches || s->route(b) != route) continue;
+        for (int part = 0; part < parts; ++part) {
+          const Op send{kind, boundary, b, part};
+          const Link link{SenderOf(*s, send), ReceiverOf(*s, send), backward, slots_of(boundary, backward) * parts};
+          auto [it, added] = known.try_emplace({link.src_group, link.dst_group, backward}, s->links.size());
+          if (added) s->links.push_back(link);
+          Link& kept = s->links[it->second];
+          kept.slots = std::max(kept.slots, link.slots);
+        }
+      }
     }
   }
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "schedule/schedule.h"
@@ -41,18 +42,28 @@ int WrapSlots(const Ring& ring);
 bool ProvablyFree(const Ring& ring);
 [[noreturn]] void ThrowDeadlock(const Ring& ring);
 
-// Appends an operation of the chain to its group, a head in the group of stage 2L - 1 with that stage.
-void AppendCompute(Schedule* schedule, bool backward, int stage, int micro_batch);
+// Colocated: first layer of each unit (chunk of consecutive layers), and L at the end; unit u is on group u mod p_a.
+std::vector<int> UnitLayers(const PlacementSpec& placement);
+
+// Appends an operation (F, B, W) of the chain to its group, a head in the group of stage 2L - 1 with that stage.
+void AppendCompute(Schedule* schedule, OpKind kind, int stage, int micro_batch, int part = 0);
 bool HeadIsFused(const Schedule& schedule);
-// From the compute orders: transfers, links (slots_of(boundary, backward), the largest of a link counts) and
-// max_in_flight.
+// From the compute orders: transfers, links (slots_of(boundary, backward), the largest of a link counts, times the
+// parts of the boundary) and max_in_flight.
 void FinishSchedule(Schedule* schedule, const std::function<int(int, bool)>& slots_of);
 // The largest number of activations held, in the order of `group`.
 int PeakInFlight(const Schedule& schedule, int group);
 
-// The generators without the proof that ValidateSchedule gives; tests use them to make deadlocks.
+// A generator that needs one of the two kinds of placement; throws Error on the other.
+void RequirePlacement(const PlacementSpec& placement, bool colocated, const std::string& name);
+
+// One generator a file. Those that prove freedom of deadlock by a rule throw its message; Generate validates the rest.
+Schedule GenerateAfPipe(const PlacementSpec& placement, const GenerateOptions& options);
+Schedule GenerateMegatron(const PlacementSpec& placement, const GenerateOptions& options);
+
+// Without the proof that ValidateSchedule gives; tests use them to make deadlocks.
 Schedule BuildAfPipeRing(const PlacementSpec& placement, const GenerateOptions& options);
 Schedule BuildAfPipeList(const PlacementSpec& placement, const GenerateOptions& options);
-Schedule BuildColocated(const PlacementSpec& placement, const GenerateOptions& options);
+Schedule BuildMegatron(const PlacementSpec& placement, const GenerateOptions& options);
 
 }  // namespace disagmoe

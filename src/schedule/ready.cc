@@ -4,36 +4,48 @@
 
 namespace disagmoe {
 
-std::optional<Op> ReceiveFor(const Schedule& schedule, const Op& compute) {
-  if (compute.kind == OpKind::kForward) {
-    if (compute.stage == 0) return std::nullopt;
-    return Op{OpKind::kRecvForward, compute.stage - 1, compute.micro_batch};
+namespace {
+
+// The parts of a boundary that a computation needs or feeds.
+TransferRange Range(const Schedule& schedule, OpKind kind, int boundary, const Op& compute) {
+  if (boundary < 0 || boundary >= schedule.num_stages() - 1) return {};
+  const int parts = schedule.boundary_parts(boundary);
+  if (schedule.parts(compute.stage) == parts) return {{kind, boundary, compute.micro_batch, compute.part}, 1};
+  return {{kind, boundary, compute.micro_batch, 0}, parts};
+}
+
+Op ComputeAt(const Schedule& schedule, OpKind kind, int stage, const Op& transfer) {
+  return {kind, stage, transfer.micro_batch, schedule.parts(stage) > 1 ? transfer.part : 0};
+}
+
+}  // namespace
+
+TransferRange ReceivesFor(const Schedule& schedule, const Op& compute) {
+  switch (compute.kind) {
+    case OpKind::kForward: return Range(schedule, OpKind::kRecvForward, compute.stage - 1, compute);
+    case OpKind::kBackward: return Range(schedule, OpKind::kRecvBackward, compute.stage, compute);
+    default: DM_CHECK(compute.kind == OpKind::kWeight, PrintOp(compute)); return {};
   }
-  DM_CHECK(compute.kind == OpKind::kBackward, PrintOp(compute));
-  if (compute.stage == schedule.num_stages() - 1) return std::nullopt;
-  return Op{OpKind::kRecvBackward, compute.stage, compute.micro_batch};
 }
 
-std::optional<Op> SendAfter(const Schedule& schedule, const Op& compute) {
-  if (compute.kind == OpKind::kForward) {
-    if (compute.stage == schedule.num_stages() - 1) return std::nullopt;
-    return Op{OpKind::kSendForward, compute.stage, compute.micro_batch};
+TransferRange SendsAfter(const Schedule& schedule, const Op& compute) {
+  switch (compute.kind) {
+    case OpKind::kForward: return Range(schedule, OpKind::kSendForward, compute.stage, compute);
+    case OpKind::kBackward: return Range(schedule, OpKind::kSendBackward, compute.stage - 1, compute);
+    default: DM_CHECK(compute.kind == OpKind::kWeight, PrintOp(compute)); return {};
   }
-  DM_CHECK(compute.kind == OpKind::kBackward, PrintOp(compute));
-  if (compute.stage == 0) return std::nullopt;
-  return Op{OpKind::kSendBackward, compute.stage - 1, compute.micro_batch};
 }
 
-Op ProducerOf(const Op& transfer) {
+Op ProducerOf(const Schedule& schedule, const Op& transfer) {
   DM_CHECK(!IsCompute(transfer.kind), PrintOp(transfer));
-  if (IsBackward(transfer.kind)) return {OpKind::kBackward, transfer.stage + 1, transfer.micro_batch};
-  return {OpKind::kForward, transfer.stage, transfer.micro_batch};
+  if (IsBackward(transfer.kind)) return ComputeAt(schedule, OpKind::kBackward, transfer.stage + 1, transfer);
+  return ComputeAt(schedule, OpKind::kForward, transfer.stage, transfer);
 }
 
-Op ConsumerOf(const Op& transfer) {
+Op ConsumerOf(const Schedule& schedule, const Op& transfer) {
   DM_CHECK(!IsCompute(transfer.kind), PrintOp(transfer));
-  if (IsBackward(transfer.kind)) return {OpKind::kBackward, transfer.stage, transfer.micro_batch};
-  return {OpKind::kForward, transfer.stage + 1, transfer.micro_batch};
+  if (IsBackward(transfer.kind)) return ComputeAt(schedule, OpKind::kBackward, transfer.stage, transfer);
+  return ComputeAt(schedule, OpKind::kForward, transfer.stage + 1, transfer);
 }
 
 Op PeerOf(const Op& transfer) {
@@ -48,22 +60,19 @@ Op PeerOf(const Op& transfer) {
   return peer;
 }
 
-int SenderOf(const Schedule& schedule, const Op& transfer) {
-  return schedule.stage_group[ProducerOf(transfer).stage];
-}
+int SenderOf(const Schedule& schedule, const Op& transfer) { return GroupOf(schedule, ProducerOf(schedule, transfer)); }
 
-int ReceiverOf(const Schedule& schedule, const Op& transfer) {
-  return schedule.stage_group[ConsumerOf(transfer).stage];
-}
+int ReceiverOf(const Schedule& schedule, const Op& transfer) { return GroupOf(schedule, ConsumerOf(schedule, transfer)); }
 
 int GroupOf(const Schedule& schedule, const Op& op) {
-  if (IsCompute(op.kind)) return schedule.stage_group[op.stage];
+  if (IsCompute(op.kind)) return schedule.group(op.stage, op.micro_batch, op.part);
   return IsSend(op.kind) ? SenderOf(schedule, op) : ReceiverOf(schedule, op);
 }
 
 bool InRange(const Schedule& schedule, const Op& op) {
   const int stages = IsCompute(op.kind) ? schedule.num_stages() : schedule.num_stages() - 1;
-  return op.stage >= 0 && op.stage < stages && op.micro_batch >= 0 && op.micro_batch < schedule.num_micro_batches;
+  if (op.stage < 0 || op.stage >= stages || op.micro_batch < 0 || op.micro_batch >= schedule.num_micro_batches) return false;
+  return op.part >= 0 && op.part < (IsCompute(op.kind) ? schedule.parts(op.stage) : schedule.boundary_parts(op.stage));
 }
 
 int LinkOf(const Schedule& schedule, const Op& transfer) {

@@ -10,8 +10,16 @@
 //
 // Streams of a group: forward computations, backward computations, transfers. The static interleaving of the two
 // compute streams is `compute` (they share one accelerator); each stream alone is its projection.
+//
+// Three generalisations, each absent in a plain schedule:
+//   split backward  B computes input gradients only, W(stage, micro-batch) the weight gradients, any time after it
+//   parts           a stage of a micro-batch is cut into P pieces (chunks of experts or of tokens) that run and travel
+//                   one by one; the boundary between a cut stage and a whole one carries P messages. Neighbouring
+//                   stages have equal numbers of parts, or one of them is whole.
+//   routes          half of the micro-batches may visit the groups in another order (DualPipe)
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -20,7 +28,8 @@ namespace disagmoe {
 
 enum class OpKind : uint8_t {
   kForward,       // F(stage, micro-batch)
-  kBackward,      // B(stage, micro-batch)
+  kBackward,      // B(stage, micro-batch): the whole backward, or with split_backward only input gradients
+  kWeight,        // W(stage, micro-batch): weight gradients, with split_backward
   kSendForward,   // activations over boundary `stage`, sent by the group of `stage`
   kRecvForward,   //   received by the group of `stage` + 1
   kSendBackward,  // gradients over boundary `stage`, sent by the group of `stage` + 1
@@ -31,17 +40,18 @@ struct Op {
   OpKind kind = OpKind::kForward;
   int32_t stage = 0;  // of a computation: the stage; of a transfer: the boundary
   int32_t micro_batch = 0;
+  int32_t part = 0;
   friend bool operator==(const Op&, const Op&) = default;
 };
 
 struct GroupSchedule {
   std::string name;         // "A0", "F1", or "C0" for a colocated group
   std::vector<int> ranks;   // workers of the group, in order
-  std::vector<Op> compute;  // kForward and kBackward only
+  std::vector<Op> compute;  // kForward, kBackward, kWeight
   // Transfers in the order of `compute`: before each computation its receive, after it its send. Receives may be
   // posted ahead as far as slots allow; no transfer blocks another.
   std::vector<Op> comm;
-  // Activations held at once (forwards done whose backward is not): what the order needs. A head in the group of
+  // Activations held at once (forwards done whose backward, or W, is not): what the order needs. A head in the group of
   // stage 2L - 1 is one unit with it and not counted. Forward only: 1, activations are dropped at once.
   int max_in_flight = 0;
 };
@@ -64,14 +74,39 @@ struct Schedule {
   int round = 0;       // q: micro-batches per round
   int slope = 2;       // e
   bool backward = true;  // false: forward only (evaluation)
-  std::vector<int> stage_group;  // [2L + 1] group of each stage
+  bool split_backward = false;  // every B has its W
+  // All-to-alls hold the computation: while a group's own transfer over a boundary of micro-batch b is on its way, the
+  // group starts only computations of b on the two stages of that boundary. (What a pipeline's point-to-point sends
+  // add to it, from group to group, never holds.) Simulated; the runtime never holds.
+  bool sync_exchange = false;
+  int num_routes = 1;            // micro-batches [0, M/2) take route 0, the others route 1
+  std::vector<int> stage_group;  // [num_routes * (2L + 1)] group of each stage, route by route
+  std::vector<int> stage_parts;  // [2L + 1] parts of each stage; empty: all whole
+  // [(2L + 1) * max_parts()] group of a part of a stage, where the parts of one stage live in different groups (uneven
+  // expert assignment over both pools; only with one route); empty: all in the stage's group.
+  std::vector<int> part_group;
   std::vector<GroupSchedule> groups;
   std::vector<Link> links;
 
   int num_stages() const { return 2 * num_layers + 1; }
+  int parts(int stage) const { return stage_parts.empty() ? 1 : stage_parts[stage]; }
+  // Messages of a micro-batch over a boundary.
+  int boundary_parts(int boundary) const { return std::max(parts(boundary), parts(boundary + 1)); }
+  int max_parts() const {
+    return stage_parts.empty() ? 1 : *std::max_element(stage_parts.begin(), stage_parts.end());
+  }
+  int route(int micro_batch) const {
+    return num_routes == 1 ? 0 : static_cast<int>(int64_t{micro_batch} * num_routes / num_micro_batches);
+  }
+  int group(int stage, int micro_batch, int part = 0) const {
+    if (!part_group.empty()) return part_group[stage * max_parts() + part];
+    return stage_group[route(micro_batch) * num_stages() + stage];
+  }
+  // What the runtime executes so far: whole stages, whole backwards, one route.
+  bool plain() const { return !split_backward && num_routes == 1 && max_parts() == 1; }
 };
 
-inline bool IsCompute(OpKind k) { return k == OpKind::kForward || k == OpKind::kBackward; }
+inline bool IsCompute(OpKind k) { return k <= OpKind::kWeight; }
 
 // One stream of a group: its operations of one kind, in order.
 std::vector<Op> StreamOf(const GroupSchedule& group, OpKind kind);
@@ -85,6 +120,9 @@ struct PlacementSpec {
   int n = 1;    // workers in an F-group
   bool colocated = false;          // p_a groups of m workers hold attention and experts; p_f, n are ignored
   bool head_on_attention = false;  // else the head is with the F-group of the last layer
+  // Colocated: chunks of consecutive layers that a group holds, v; 0 = one layer a chunk. Layers that v * p_a does not
+  // divide are spread so that the first and the last chunk, which have embedding and head as well, get fewer.
+  int virtual_stages = 0;
 };
 
 struct GenerateOptions {
@@ -93,17 +131,24 @@ struct GenerateOptions {
   int slope = 2;
   double transfer_ratio = 0;  // T_M2N / max(T_a, T_f), for the choice of q
   bool backward = true;
+  int parts = 0;              // pieces that overlap within a layer (tutel's degree, ...); 0 = the generator's choice
+  // Relative times that list scheduling and filling go by: forward of an attention and an FFN stage, and the share of
+  // the backward (twice a forward) that weight gradients take.
+  double attention_time = 1;
+  double ffn_time = 1;
+  double weight_share = 0.5;
 };
 
 // Ranks: A-groups first, group by group, then F-groups; A-group g has ranks g*m .. g*m + m-1.
-// Throws Error where a layout or an option cannot be (see schedule.md section 2 and 3). p_a == p_f: the exact order of
-// that page; else list scheduling over a ring of 2 max(p_a, p_f) positions, of which a group runs several.
-Schedule GenerateAfPipe(const PlacementSpec& placement, const GenerateOptions& options);
-// Interleaved 1F1B over colocated groups. With one group, one micro-batch after the other (or, with a round given,
-// one round after the other, its micro-batches side by side).
-Schedule GenerateColocated(const PlacementSpec& placement, const GenerateOptions& options);
-// By name: "af-pipe", "colocated-1f1b".
+// Every generator throws Error where a layout or an option cannot be. system.md section 7 says what each overlaps.
+// By name; ScheduleNames() lists them with a line each.
 Schedule Generate(const std::string& name, const PlacementSpec& placement, const GenerateOptions& options);
+struct ScheduleName {
+  std::string name;
+  std::string summary;
+  bool colocated = false;  // needs a colocated placement; else two pools
+};
+const std::vector<ScheduleName>& ScheduleNames();
 
 // Text form: prints and parses back to an equal object. Parse throws Error with the line.
 std::string PrintSchedule(const Schedule& schedule);

@@ -6,16 +6,20 @@
 //   micro-batches 1
 //   round 1
 //   slope 2
-//   backward yes
+//   backward yes                    yes, no, or split: W operations
+//   exchange async                  async, or sync: all-to-alls hold the computation
 //   groups A0 F0
-//   stages A0 F0 F0                 the group of each stage
+//   stages A0 F0 F0                 the group of each stage; a line more for each further route
+//   parts 1 2 1                     where stages are cut: the parts of each
+//   part-groups A0 F0 A0 F0         where parts of one stage live in different groups: of each stage in order, each part
 //   link A0 F0 forward slots 2      one line a link
 //   group A0 ranks 0-3 in-flight 1  one line a group, then its two lists
 //   A0 compute F0.0 B0.0
 //   A0 comm >F0.0 <B0.0
 //
 // Operations: F3.0 and B3.0 compute stage 3 of micro-batch 0; >F3.0 and <F3.0 send and receive activations over
-// boundary 3, >B3.0 and <B3.0 gradients. "#" starts a comment. Keys come in this order.
+// boundary 3, >B3.0 and <B3.0 gradients; W3.0 computes weight gradients; F3.0/1 is part 1 of a cut stage, >F3.0/1 of a
+// boundary beside one. "#" starts a comment. Keys come in this order.
 #include <charconv>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -65,6 +69,7 @@ class Parser {
   std::vector<int> Ranks(const std::string& word) const;
   Op ParseOp(const std::string& word) const;
   std::vector<Op> List(const std::string& group, const char* which);
+  void ParsePartGroups(Schedule* s) const;
 
   std::istringstream in_;
   std::string where_;
@@ -145,14 +150,18 @@ Op Parser::ParseOp(const std::string& word) const {
   const bool receive = rest.starts_with('<');
   if (send || receive) rest.remove_prefix(1);
   const bool backward = rest.starts_with('B');
+  const bool weight = rest.starts_with('W') && !send && !receive;
   const size_t dot = rest.find('.');
-  if ((!backward && !rest.starts_with('F')) || dot == std::string_view::npos) Fail(Quote(word), expected);
+  if ((!backward && !weight && !rest.starts_with('F')) || dot == std::string_view::npos) Fail(Quote(word), expected);
   Op op;
   op.kind = send      ? (backward ? OpKind::kSendBackward : OpKind::kSendForward)
             : receive ? (backward ? OpKind::kRecvBackward : OpKind::kRecvForward)
+            : weight  ? OpKind::kWeight
                       : (backward ? OpKind::kBackward : OpKind::kForward);
   op.stage = Number(rest.substr(1, dot - 1), expected);
-  op.micro_batch = Number(rest.substr(dot + 1), expected);
+  const size_t slash = rest.find('/', dot);
+  op.micro_batch = Number(rest.substr(dot + 1, slash == std::string_view::npos ? slash : slash - dot - 1), expected);
+  if (slash != std::string_view::npos) op.part = Number(rest.substr(slash + 1), expected);
   return op;
 }
 
@@ -164,10 +173,23 @@ std::vector<Op> Parser::List(const std::string& group, const char* which) {
   for (size_t i = 2; i < words_.size(); ++i) {
     list.push_back(ParseOp(words_[i]));
     if (IsCompute(list.back().kind) != (std::string_view(which) == "compute")) {
-      Fail(Quote(words_[i]), std::string_view(which) == "compute" ? "F or B" : "a send (>) or receive (<)");
+      Fail(Quote(words_[i]), std::string_view(which) == "compute" ? "F, B or W" : "a send (>) or receive (<)");
     }
   }
   return list;
+}
+
+void Parser::ParsePartGroups(Schedule* s) const {
+  const int parts = s->max_parts();
+  if (parts < 1 || parts > 10'000) Fail(std::to_string(parts) + " parts", "1 to 10000");
+  size_t at = 1;
+  for (int stage = 0; stage < s->num_stages(); ++stage) {
+    for (int part = 0; part < parts; ++part) {
+      // Parts that a stage does not have repeat its last one's group.
+      s->part_group.push_back(part < s->parts(stage) || part == 0 ? Group(at++) : s->part_group.back());
+    }
+  }
+  ExpectEnd(at);
 }
 
 Schedule Parser::Run() {
@@ -186,8 +208,16 @@ Schedule Parser::Run() {
   s.slope = Value("slope");
   NextLine();
   Expect(0, "backward");
-  if (Word(1, "yes or no") != "yes" && words_[1] != "no") Fail(Quote(words_[1]), "yes or no");
-  s.backward = words_[1] == "yes";
+  const std::string& backward = Word(1, "yes, no or split");
+  if (backward != "yes" && backward != "no" && backward != "split") Fail(Quote(backward), "yes, no or split");
+  s.backward = backward != "no";
+  s.split_backward = backward == "split";
+  ExpectEnd(2);
+  NextLine();
+  Expect(0, "exchange");
+  if (Word(1, "async or sync") != "async" && words_[1] != "sync") Fail(Quote(words_[1]), "async or sync");
+  s.sync_exchange = words_[1] == "sync";
+  ExpectEnd(2);
   NextLine();
   Expect(0, "groups");
   for (size_t i = 1; i < words_.size(); ++i) {
@@ -200,6 +230,22 @@ Schedule Parser::Run() {
   for (size_t i = 1; i < words_.size(); ++i) s.stage_group.push_back(Group(i));
   size_t next_group = 0;
   while (NextLine()) {
+    if (words_[0] == "stages" && s.stage_parts.empty() && s.links.empty() && next_group == 0) {
+      ++s.num_routes;
+      for (size_t i = 1; i < words_.size(); ++i) s.stage_group.push_back(Group(i));
+      continue;
+    }
+    if (words_[0] == "parts" && s.stage_parts.empty() && s.links.empty() && next_group == 0) {
+      for (size_t i = 1; i < words_.size(); ++i) s.stage_parts.push_back(Number(words_[i], "a number"));
+      if (static_cast<int>(s.stage_parts.size()) != s.num_stages()) {
+        Fail(std::to_string(s.stage_parts.size()) + " numbers", std::to_string(s.num_stages()) + ", one a stage");
+      }
+      continue;
+    }
+    if (words_[0] == "part-groups" && !s.stage_parts.empty() && s.part_group.empty() && s.links.empty()) {
+      ParsePartGroups(&s);
+      continue;
+    }
     if (words_[0] == "link") {
       Link link{Group(1), Group(2), false, 0};
       if (Word(3, "forward or backward") != "forward" && words_[3] != "backward") {
@@ -235,22 +281,39 @@ std::string PrintOp(const Op& op) {
   switch (op.kind) {
     case OpKind::kForward: prefix = "F"; break;
     case OpKind::kBackward: prefix = "B"; break;
+    case OpKind::kWeight: prefix = "W"; break;
     case OpKind::kSendForward: prefix = ">F"; break;
     case OpKind::kRecvForward: prefix = "<F"; break;
     case OpKind::kSendBackward: prefix = ">B"; break;
     case OpKind::kRecvBackward: prefix = "<B"; break;
   }
-  return prefix + std::to_string(op.stage) + "." + std::to_string(op.micro_batch);
+  std::string out = prefix + std::to_string(op.stage) + "." + std::to_string(op.micro_batch);
+  // Part 0 of a cut stage has no mark: a lone operation does not know that it is cut.
+  return op.part > 0 ? out + "/" + std::to_string(op.part) : out;
 }
 
 std::string PrintSchedule(const Schedule& s) {
   std::string out = "disagmoe-schedule 1\nname " + s.name + "\nlayers " + std::to_string(s.num_layers) +
                     "\nmicro-batches " + std::to_string(s.num_micro_batches) + "\nround " + std::to_string(s.round) +
-                    "\nslope " + std::to_string(s.slope) + "\nbackward " + (s.backward ? "yes" : "no") + "\ngroups";
+                    "\nslope " + std::to_string(s.slope) + "\nbackward " + (s.split_backward ? "split" : s.backward ? "yes" : "no") +
+                    "\nexchange " + (s.sync_exchange ? "sync" : "async") + "\ngroups";
   for (const GroupSchedule& group : s.groups) out += " " + group.name;
-  out += "\nstages";
-  for (int g : s.stage_group) out += " " + s.groups.at(g).name;
+  for (size_t i = 0; i < s.stage_group.size(); ++i) {
+    out += (i % s.num_stages() == 0 ? "\nstages " : " ") + s.groups.at(s.stage_group[i]).name;
+  }
   out += "\n";
+  if (!s.stage_parts.empty()) {
+    out += "parts";
+    for (int parts : s.stage_parts) out += " " + std::to_string(parts);
+    out += "\n";
+  }
+  if (!s.part_group.empty()) {
+    out += "part-groups";
+    for (int stage = 0; stage < s.num_stages(); ++stage) {
+      for (int part = 0; part < s.parts(stage); ++part) out += " " + s.groups.at(s.group(stage, 0, part)).name;
+    }
+    out += "\n";
+  }
   for (const Link& link : s.links) {
     out += "link " + s.groups.at(link.src_group).name + " " + s.groups.at(link.dst_group).name +
            (link.backward ? " backward" : " forward") + " slots " + std::to_string(link.slots) + "\n";
@@ -274,8 +337,26 @@ std::string ScheduleJson(const Schedule& s) {
     return out;
   };
   ordered_json json{{"name", s.name},   {"layers", s.num_layers}, {"micro_batches", s.num_micro_batches},
-                    {"round", s.round}, {"slope", s.slope},       {"backward", s.backward}};
-  for (int g : s.stage_group) json["stages"].push_back(s.groups.at(g).name);
+                    {"round", s.round}, {"slope", s.slope},       {"backward", s.backward},
+                    {"split_backward", s.split_backward}, {"sync_exchange", s.sync_exchange}};
+  for (int stage = 0; stage < s.num_stages(); ++stage) json["stages"].push_back(s.groups.at(s.group(stage, 0)).name);
+  if (s.num_routes > 1) {
+    for (int route = 0; route < s.num_routes; ++route) {
+      ordered_json names = ordered_json::array();
+      for (int stage = 0; stage < s.num_stages(); ++stage) {
+        names.push_back(s.groups.at(s.stage_group[route * s.num_stages() + stage]).name);
+      }
+      json["routes"].push_back(names);
+    }
+  }
+  if (!s.stage_parts.empty()) json["parts"] = s.stage_parts;
+  if (!s.part_group.empty()) {
+    for (int stage = 0; stage < s.num_stages(); ++stage) {
+      ordered_json names = ordered_json::array();
+      for (int part = 0; part < s.parts(stage); ++part) names.push_back(s.groups.at(s.group(stage, 0, part)).name);
+      json["part_groups"].push_back(names);
+    }
+  }
   json["links"] = ordered_json::array();
   for (const Link& link : s.links) {
     json["links"].push_back({{"from", s.groups.at(link.src_group).name},

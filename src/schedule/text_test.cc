@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "schedule/order.h"
 #include "schedule/schedule.h"
 
 namespace disagmoe {
@@ -49,9 +50,9 @@ TEST(Text, Golden) {
   GenerateOptions forward = Options(2);
   forward.backward = false;
   ExpectGolden("af_pipe_p1_l2_m2_forward.txt", Generate("af-pipe", {.num_layers = 2, .head_on_attention = true}, forward));
-  ExpectGolden("colocated_p1_l1_m2.txt", Generate("colocated-1f1b", {.num_layers = 1, .m = 2, .colocated = true}, Options(2)));
-  ExpectGolden("colocated_p2_l4_m4.txt",
-               Generate("colocated-1f1b", {.num_layers = 4, .p_a = 2, .colocated = true}, Options(4)));
+  ExpectGolden("megatron_p1_l1_m2.txt", Generate("megatron-1f1b", {.num_layers = 1, .m = 2, .colocated = true}, Options(2)));
+  ExpectGolden("megatron_p2_l4_m4.txt",
+               Generate("megatron-1f1b", {.num_layers = 4, .p_a = 2, .colocated = true}, Options(4)));
 }
 
 bool Same(const Schedule& a, const Schedule& b) {
@@ -78,6 +79,7 @@ TEST(Text, RoundTrip) {
 TEST(Text, PrintsOperations) {
   EXPECT_EQ(PrintOp({OpKind::kForward, 3, 0}), "F3.0");
   EXPECT_EQ(PrintOp({OpKind::kBackward, 12, 10}), "B12.10");
+  EXPECT_EQ(PrintOp({OpKind::kWeight, 1, 2, 3}), "W1.2/3");
   EXPECT_EQ(PrintOp({OpKind::kSendForward, 3, 0}), ">F3.0");
   EXPECT_EQ(PrintOp({OpKind::kRecvForward, 3, 0}), "<F3.0");
   EXPECT_EQ(PrintOp({OpKind::kSendBackward, 3, 0}), ">B3.0");
@@ -104,17 +106,17 @@ TEST(Text, ErrorsNameTheLine) {
   ExpectParseError("layers 1", "layer 1", {"s.txt:3", "\"layer\"", "\"layers\""});
   ExpectParseError("layers 1", "layers 1 2", {"s.txt:3", "\"2\"", "end of the line"});
   ExpectParseError("layers 1", "layers 99999999999", {"s.txt:3", "a number"});
-  ExpectParseError("backward yes", "backward maybe", {"s.txt:7", "yes or no"});
-  ExpectParseError("groups A0 F0", "groups A0 A0", {"s.txt:8", "\"A0\" twice"});
-  ExpectParseError("stages A0 F0 F0", "stages A0 F0 F7", {"s.txt:9", "\"F7\"", "a group"});
-  ExpectParseError("forward slots 2", "sideways slots 2", {"s.txt:10", "\"sideways\"", "forward or backward"});
-  ExpectParseError("ranks 0-1", "ranks 1-0", {"s.txt:14", "\"1-0\"", "ranks such as"});
-  ExpectParseError("A0 compute F0.0", "A0 compute F0", {"s.txt:15", "\"F0\"", "an operation such as"});
-  ExpectParseError("A0 compute F0.0", "A0 compute >F0.0", {"s.txt:15", "\">F0.0\"", "F or B"});
-  ExpectParseError("A0 comm >F0.0", "A0 comm F0.0", {"s.txt:16", "\"F0.0\"", "a send (>) or receive (<)"});
-  ExpectParseError("A0 comm", "A0 com", {"s.txt:16", "\"com\"", "\"comm\""});
+  ExpectParseError("backward yes", "backward maybe", {"s.txt:7", "yes, no or split"});
+  ExpectParseError("groups A0 F0", "groups A0 A0", {"s.txt:9", "\"A0\" twice"});
+  ExpectParseError("stages A0 F0 F0", "stages A0 F0 F7", {"s.txt:10", "\"F7\"", "a group"});
+  ExpectParseError("forward slots 2", "sideways slots 2", {"s.txt:11", "\"sideways\"", "forward or backward"});
+  ExpectParseError("ranks 0-1", "ranks 1-0", {"s.txt:15", "\"1-0\"", "ranks such as"});
+  ExpectParseError("A0 compute F0.0", "A0 compute F0", {"s.txt:16", "\"F0\"", "an operation such as"});
+  ExpectParseError("A0 compute F0.0", "A0 compute >F0.0", {"s.txt:16", "\">F0.0\"", "F, B or W"});
+  ExpectParseError("A0 comm >F0.0", "A0 comm F0.0", {"s.txt:17", "\"F0.0\"", "a send (>) or receive (<)"});
+  ExpectParseError("A0 comm", "A0 com", {"s.txt:17", "\"com\"", "\"comm\""});
   const std::string text = WithoutComments(ReadFile("af_pipe_p1_l1_m2.txt"));
-  ExpectParseError(text.substr(text.find("group F0")), "", {"s.txt:17", "end of the file", "group F0"});
+  ExpectParseError(text.substr(text.find("group F0")), "", {"s.txt:18", "end of the file", "group F0"});
   ExpectParseError("disagmoe", "disagmoe\n\n", {"s.txt:1"});
 }
 

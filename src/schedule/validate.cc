@@ -4,6 +4,7 @@
 // user in the same group, and no send keeps its sender waiting; so a message that waits for a slot delays nothing
 // that its user's place in the order would not delay as well. One slot is enough; more cost memory and gain overlap.
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <tuple>
 
@@ -23,6 +24,7 @@ class Validator {
 
  private:
   void CheckShape();
+  void CheckParts();
   void CheckCompute(int g);
   void CheckComm(int g);
   void CheckCommOrder(int g);
@@ -36,12 +38,14 @@ class Validator {
   template <typename Visit>
   void VisitPredecessors(int64_t id, Visit visit) const;
 
-  std::string Name(int64_t id) const { return PrintOp(OpOfId(s_, id)); }
-  std::string GroupName(int64_t id) const { return s_.groups[GroupOf(s_, OpOfId(s_, id))].name; }
+  int64_t Id(const Op& op) const { return (*ids_)(op); }
+  std::string Name(int64_t id) const { return PrintOp(ids_->at(id)); }
+  std::string GroupName(int64_t id) const { return s_.groups[GroupOf(s_, ids_->at(id))].name; }
   [[noreturn]] void Fail(const std::string& what, int g, const std::vector<Op>& list, size_t at,
                          const std::string& expected) const;
 
   const Schedule& s_;
+  std::optional<OpIds> ids_;  // once the shape is known to be sound
   std::vector<int64_t> place_;   // by op id: index in its group's list, kNone if absent
   std::vector<int64_t> before_;  // by op id: computation before it in its group's order
 };
@@ -73,10 +77,14 @@ void Validator::CheckShape() {
                  "at least 1 each", ""});
   }
   const int64_t stages = int64_t{2} * s_.num_layers + 1;
-  if (static_cast<int64_t>(s_.stage_group.size()) != stages) {
-    throw Error({"wrong number of stages", s_.name, std::to_string(s_.stage_group.size()), std::to_string(stages),
-                 "two a layer and the head"});
+  if (s_.num_routes < 1 || s_.num_routes > 2) {
+    throw Error({"a schedule has one route or two", s_.name, std::to_string(s_.num_routes), "1 or 2", ""});
   }
+  if (static_cast<int64_t>(s_.stage_group.size()) != stages * s_.num_routes) {
+    throw Error({"wrong number of stages", s_.name, std::to_string(s_.stage_group.size()),
+                 std::to_string(stages * s_.num_routes), "two a layer and the head, for each route"});
+  }
+  CheckParts();
   // Before memory is taken for all of them; which ones are missing is said later.
   size_t operations = 0;
   for (const GroupSchedule& group : s_.groups) operations += group.compute.size();
@@ -85,7 +93,9 @@ void Validator::CheckShape() {
                  std::to_string(stages * s_.num_micro_batches * (s_.backward ? 2 : 1)), ""});
   }
   std::vector<char> holds(s_.groups.size());
-  for (int g : s_.stage_group) {
+  std::vector<int> of_stages = s_.stage_group;
+  of_stages.insert(of_stages.end(), s_.part_group.begin(), s_.part_group.end());
+  for (int g : of_stages) {
     if (g < 0 || g >= static_cast<int>(s_.groups.size())) {
       throw Error({"a stage has no group", s_.name, "group " + std::to_string(g),
                    "one of " + std::to_string(s_.groups.size()) + " groups", ""});
@@ -105,20 +115,45 @@ void Validator::CheckShape() {
   }
 }
 
+void Validator::CheckParts() {
+  const int stages = s_.num_stages();
+  if (!s_.stage_parts.empty()) {
+    if (static_cast<int>(s_.stage_parts.size()) != stages) {
+      throw Error({"wrong number of stages with parts", s_.name, std::to_string(s_.stage_parts.size()),
+                   std::to_string(stages), ""});
+    }
+    for (int i = 0; i < stages; ++i) {
+      const std::string stage = "stage " + std::to_string(i);
+      if (s_.parts(i) < 1) throw Error({"a stage without parts", stage, std::to_string(s_.parts(i)), "at least 1", ""});
+      if (i == 0 || s_.parts(i) == s_.parts(i - 1) || s_.parts(i) == 1 || s_.parts(i - 1) == 1) continue;
+      throw Error({"parts that do not match", stage, std::to_string(s_.parts(i)) + " parts",
+                   std::to_string(s_.parts(i - 1)) + " as the stage before, or 1", ""});
+    }
+  }
+  if (s_.split_backward && !s_.backward) throw Error({"a split backward without a backward", s_.name, "", "", ""});
+  if (s_.part_group.empty()) return;
+  if (s_.num_routes > 1) throw Error({"parts with groups of their own and several routes", s_.name, "", "one route", ""});
+  if (static_cast<int>(s_.part_group.size()) != stages * s_.max_parts()) {
+    throw Error({"wrong number of groups of parts", s_.name, std::to_string(s_.part_group.size()),
+                 std::to_string(stages * s_.max_parts()), ""});
+  }
+}
+
 void Validator::CheckCompute(int g) {
   const std::vector<Op>& list = s_.groups[g].compute;
   for (size_t i = 0; i < list.size(); ++i) {
     const Op& op = list[i];
     if (!IsCompute(op.kind)) Fail("a transfer among the computations", g, list, i, "F or B");
     if (!InRange(s_, op)) Fail("no such stage or micro-batch", g, list, i, "");
-    if (op.kind == OpKind::kBackward && !s_.backward) Fail("backward in a forward-only schedule", g, list, i, "F");
+    if (op.kind != OpKind::kForward && !s_.backward) Fail("backward in a forward-only schedule", g, list, i, "F");
+    if (op.kind == OpKind::kWeight && !s_.split_backward) Fail("W, but the backward is not split", g, list, i, "F or B");
     if (GroupOf(s_, op) != g) {
       Fail("operation in the wrong group", g, list, i, "it in group " + s_.groups[GroupOf(s_, op)].name);
     }
-    const int64_t id = OpId(s_, op);
+    const int64_t id = Id(op);
     if (place_[id] != kNone) Fail("operation twice", g, list, i, "once");
     place_[id] = static_cast<int64_t>(i);
-    before_[id] = i > 0 ? OpId(s_, list[i - 1]) : kNone;
+    before_[id] = i > 0 ? Id(list[i - 1]) : kNone;
   }
 }
 
@@ -132,7 +167,7 @@ void Validator::CheckComm(int g) {
     if (GroupOf(s_, op) != g) {
       Fail("transfer in the wrong group", g, list, i, "it in group " + s_.groups[GroupOf(s_, op)].name);
     }
-    const int64_t id = OpId(s_, op);
+    const int64_t id = Id(op);
     if (place_[id] != kNone) Fail("transfer twice", g, list, i, "once");
     place_[id] = static_cast<int64_t>(i);
   }
@@ -140,24 +175,29 @@ void Validator::CheckComm(int g) {
 
 void Validator::CheckComplete() {
   const auto require = [&](const Op& op) {
-    if (place_[OpId(s_, op)] != kNone) return;
+    if (place_[Id(op)] != kNone) return;
     const std::string group = "group " + s_.groups[GroupOf(s_, op)].name;
     if (IsCompute(op.kind)) throw Error({"missing operation", group, "none", PrintOp(op), ""});
-    const bool peer = place_[OpId(s_, PeerOf(op))] != kNone;
+    const bool peer = place_[Id(PeerOf(op))] != kNone;
     const std::string other = s_.groups[GroupOf(s_, PeerOf(op))].name;
     throw Error({IsSend(op.kind) ? "missing send" : "missing receive", group, "none", PrintOp(op),
                  peer ? "its other end is in group " + other : "its other end, in group " + other + ", is missing too"});
   };
   for (int b = 0; b < s_.num_micro_batches; ++b) {
     for (int stage = 0; stage < s_.num_stages(); ++stage) {
-      require({OpKind::kForward, stage, b});
-      if (s_.backward) require({OpKind::kBackward, stage, b});
+      for (int part = 0; part < s_.parts(stage); ++part) {
+        require({OpKind::kForward, stage, b, part});
+        if (s_.backward) require({OpKind::kBackward, stage, b, part});
+        if (s_.split_backward) require({OpKind::kWeight, stage, b, part});
+      }
       if (stage == s_.num_stages() - 1) continue;
-      require({OpKind::kSendForward, stage, b});
-      require({OpKind::kRecvForward, stage, b});
-      if (!s_.backward) continue;
-      require({OpKind::kSendBackward, stage, b});
-      require({OpKind::kRecvBackward, stage, b});
+      for (int part = 0; part < s_.boundary_parts(stage); ++part) {
+        require({OpKind::kSendForward, stage, b, part});
+        require({OpKind::kRecvForward, stage, b, part});
+        if (!s_.backward) continue;
+        require({OpKind::kSendBackward, stage, b, part});
+        require({OpKind::kRecvBackward, stage, b, part});
+      }
     }
   }
 }
@@ -169,13 +209,13 @@ void Validator::CheckCommOrder(int g) {
   int64_t last_receive = -1;
   for (size_t i = 0; i < list.size(); ++i) {
     if (IsSend(list[i].kind)) {
-      const int64_t at = place_[OpId(s_, ProducerOf(list[i]))];
+      const int64_t at = place_[Id(ProducerOf(s_, list[i]))];
       if (at < last_send) Fail("sends are not in the order produced", g, list, i, "it earlier");
       last_send = at;
       continue;
     }
-    const Op user = ConsumerOf(list[i]);
-    const int64_t at = place_[OpId(s_, user)];
+    const Op user = ConsumerOf(s_, list[i]);
+    const int64_t at = place_[Id(user)];
     if (at < last_receive) Fail("receives are not in the order used", g, list, i, "it earlier");
     if (at <= last_send) {
       Fail("receive after its use, or a send before its production", g, list, i,
@@ -203,30 +243,36 @@ void Validator::CheckLinks() {
   for (bool backward : {false, true}) {
     if (backward && !s_.backward) continue;
     for (int i = 0; i < s_.num_stages() - 1; ++i) {
-      const Op transfer{backward ? OpKind::kSendBackward : OpKind::kSendForward, i, 0};
-      const int src = SenderOf(s_, transfer);
-      const int dst = ReceiverOf(s_, transfer);
-      if (seen.contains({src, dst, backward})) continue;
-      throw Error({"a boundary without a link", "boundary " + std::to_string(i), "none", describe(src, dst, backward), ""});
+      for (int b : {0, s_.num_micro_batches - 1}) {  // one of each route
+        for (int part = 0; part < s_.boundary_parts(i); ++part) {
+          const Op transfer{backward ? OpKind::kSendBackward : OpKind::kSendForward, i, b, part};
+          const int src = SenderOf(s_, transfer);
+          const int dst = ReceiverOf(s_, transfer);
+          if (seen.contains({src, dst, backward})) continue;
+          throw Error({"a boundary without a link", "boundary " + std::to_string(i), "none",
+                       describe(src, dst, backward), ""});
+        }
+      }
     }
   }
 }
 
 template <typename Visit>
 void Validator::VisitPredecessors(int64_t id, Visit visit) const {
-  const Op op = OpOfId(s_, id);
+  const Op op = ids_->at(id);
   if (IsCompute(op.kind)) {
     if (before_[id] != kNone) visit(before_[id]);
-    if (auto receive = ReceiveFor(s_, op)) visit(OpId(s_, *receive));
-    if (op.kind == OpKind::kBackward) visit(OpId(s_, {OpKind::kForward, op.stage, op.micro_batch}));
+    const TransferRange receives = ReceivesFor(s_, op);
+    for (int i = 0; i < receives.count; ++i) visit(Id(receives[i]));
+    if (op.kind != OpKind::kForward) visit(Id(FormerOf(op)));
   } else {
-    visit(OpId(s_, IsSend(op.kind) ? ProducerOf(op) : PeerOf(op)));
+    visit(Id(IsSend(op.kind) ? ProducerOf(s_, op) : PeerOf(op)));
   }
 }
 
 // Kahn's algorithm; what cannot be removed contains a cycle.
 void Validator::CheckAcyclic() {
-  const int64_t n = NumOpIds(s_);
+  const int64_t n = ids_->size();
   std::vector<int> waiting(n);  // predecessors not done yet
   std::vector<int64_t> first(n + 1);
   for (int64_t id = 0; id < n; ++id) {
@@ -317,8 +363,9 @@ void Validator::CheckInFlight(int g, ScheduleFacts* facts) {
 
 ScheduleFacts Validator::Run() {
   CheckShape();
-  place_.assign(NumOpIds(s_), kNone);
-  before_.assign(NumOpIds(s_), kNone);
+  ids_.emplace(s_);
+  place_.assign(ids_->size(), kNone);
+  before_.assign(ids_->size(), kNone);
   const int groups = static_cast<int>(s_.groups.size());
   ScheduleFacts facts;
   for (int g = 0; g < groups; ++g) {

@@ -11,6 +11,7 @@
 #include "schedule/event_model_for_tests.h"
 #include "schedule/order.h"
 #include "schedule/ready.h"
+#include "schedule/order.h"
 #include "schedule/schedule.h"
 
 namespace disagmoe {
@@ -45,7 +46,7 @@ Layout RandomLayout(Rng* rng) {
   out.options.num_micro_batches = draw(1, 12);
   out.options.transfer_ratio = draw(0, 4) * 0.25;
   out.options.backward = draw(0, 3) > 0;
-  out.name = p.colocated ? "colocated-1f1b" : "af-pipe";
+  out.name = p.colocated ? "megatron-1f1b" : "af-pipe";
   return out;
 }
 

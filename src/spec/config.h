@@ -47,7 +47,7 @@ struct LayoutConfig {
 };
 
 struct ScheduleConfig {
-  std::string name = "auto";  // "auto": af-pipe, or colocated-1f1b for a colocated layout
+  std::string name = "auto";  // "auto": af-pipe, or megatron-1f1b for a colocated layout
   int round = 0;              // q; 0 = chosen
   int slope = 2;              // e
 };

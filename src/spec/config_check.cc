@@ -59,8 +59,8 @@ class Checker {
     Require(!l.colocated || l.n == 1, "layout.n", colocated, "layout.m counts the workers of a group");
     const std::string& name = config_.schedule.name;
     Require(!l.colocated || name != "af-pipe", "schedule.name",
-            "\"auto\" or \"colocated-1f1b\" with layout.colocated = true");
-    Require(l.colocated || name != "colocated-1f1b", "schedule.name",
+            "\"auto\" or \"megatron-1f1b\" with layout.colocated = true");
+    Require(l.colocated || name != "megatron-1f1b", "schedule.name",
             "\"auto\" or \"af-pipe\" with layout.colocated = false");
   }
 
@@ -169,7 +169,7 @@ std::vector<std::string> WorkerNames(const RunConfig& config) {
 
 Schedule ScheduleOf(const RunConfig& config, int64_t micro_batches, bool backward) {
   std::string name = config.schedule.name;
-  if (name == "auto") name = config.layout.colocated ? "colocated-1f1b" : "af-pipe";
+  if (name == "auto") name = config.layout.colocated ? "megatron-1f1b" : "af-pipe";
   GenerateOptions options;
   options.num_micro_batches = static_cast<int>(micro_batches);
   options.slope = config.schedule.slope;

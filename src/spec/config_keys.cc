@@ -76,7 +76,7 @@ std::vector<ConfigKey> LayoutKeys() {
       Number(KEY(layout.n), 1, 4096, "workers in an FFN group"),
       Flag(KEY(layout.colocated), "attention and experts on the same p_a groups of m workers"),
       Choice(KEY(layout.head), {"ffn", "attention"}, "which group computes output head and loss"),
-      Choice(KEY(schedule.name), {"auto", "af-pipe", "colocated-1f1b"}, "generator of the schedule"),
+      Choice(KEY(schedule.name), {"auto", "af-pipe", "megatron-1f1b"}, "generator of the schedule"),
       Number(KEY(schedule.round), 0, 1 << 20, "q, micro-batches a round; divides train.micro_batches; 0: chosen"),
       Number(KEY(schedule.slope), 1, 64, "e, warm-up forwards added per position"),
   };

@@ -171,10 +171,10 @@ const Mistake kContradictions[] = {
     {"[layout]\ncolocated = true\nn = 2\n", {}, "contradiction (run.toml:3, layout.n): got 2, expected 1 with "
                                                 "layout.colocated = true. Hint: layout.m counts the workers of a group"},
     {"[layout]\ncolocated = true\n[schedule]\nname = 'af-pipe'\n", {},
-     "contradiction (run.toml:4, schedule.name): got \"af-pipe\", expected \"auto\" or \"colocated-1f1b\" with "
+     "contradiction (run.toml:4, schedule.name): got \"af-pipe\", expected \"auto\" or \"megatron-1f1b\" with "
      "layout.colocated = true"},
-    {"[schedule]\nname = 'colocated-1f1b'\n", {},
-     "contradiction (run.toml:2, schedule.name): got \"colocated-1f1b\", expected \"auto\" or \"af-pipe\" with "
+    {"[schedule]\nname = 'megatron-1f1b'\n", {},
+     "contradiction (run.toml:2, schedule.name): got \"megatron-1f1b\", expected \"auto\" or \"af-pipe\" with "
      "layout.colocated = false"},
     {"[schedule]\nround = 3\n", {}, "contradiction (run.toml:2, schedule.round): got 3, expected a divisor of "
                                     "train.micro_batches = 4. Hint: 0 chooses one"},
@@ -353,7 +353,7 @@ TEST_F(ConfigTest, ScheduleFollowsLayoutAndRound) {
   const Schedule evaluation = ScheduleOf(pipe, 3, false);
   EXPECT_EQ(evaluation.num_micro_batches, 3);
   EXPECT_FALSE(evaluation.backward);
-  EXPECT_EQ(ScheduleOf(Load("[layout]\ncolocated = true\n"), 4, true).name, "colocated-1f1b");
+  EXPECT_EQ(ScheduleOf(Load("[layout]\ncolocated = true\n"), 4, true).name, "megatron-1f1b");
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Interleaved 1F1B over colocated groups: attention and FFN of a layer are one unit of a ring of p positions.
+// megatron-1f1b: interleaved 1F1B over colocated groups. A chunk of consecutive layers is one unit of a ring of p
+// positions; its all-to-alls hold the computation.
 #include "base/error.h"
 #include "schedule/order.h"
 
@@ -18,25 +19,25 @@ std::vector<Unit> OneGroupOrder(const Ring& ring, bool backward) {
   return order;
 }
 
-void AppendUnit(Schedule* s, const Unit& unit, int layer) {
-  const int attention = 2 * layer;
-  const int ffn = attention + 1;
-  const bool is_head = layer == s->num_layers;
-  if (is_head) {
-    AppendCompute(s, unit.backward, attention, unit.micro_batch);
-  } else {
-    AppendCompute(s, unit.backward, unit.backward ? ffn : attention, unit.micro_batch);
-    AppendCompute(s, unit.backward, unit.backward ? attention : ffn, unit.micro_batch);
+// Layers [first, last) and, if they are none, the head alone.
+void AppendUnit(Schedule* s, const Unit& unit, int first, int last) {
+  const OpKind kind = unit.backward ? OpKind::kBackward : OpKind::kForward;
+  if (first == last) return AppendCompute(s, kind, 2 * s->num_layers, unit.micro_batch);
+  for (int i = 0; i < 2 * (last - first); ++i) {
+    AppendCompute(s, kind, unit.backward ? 2 * last - 1 - i : 2 * first + i, unit.micro_batch);
   }
 }
 
 }  // namespace
 
-Schedule BuildColocated(const PlacementSpec& placement, const GenerateOptions& options) {
+Schedule BuildMegatron(const PlacementSpec& placement, const GenerateOptions& options) {
   Schedule s = PlaceStages(placement, options);
-  s.name = "colocated-1f1b";
+  s.name = "megatron-1f1b";
+  s.sync_exchange = true;
+  std::vector<int> begin = UnitLayers(placement);
   // A head beside the last layer goes with that layer's unit, else it is a unit of its own.
-  const int units = s.num_layers + (HeadIsFused(s) ? 0 : 1);
+  if (!HeadIsFused(s)) begin.push_back(s.num_layers);
+  const int units = static_cast<int>(begin.size()) - 1;
   GenerateOptions with_round = options;
   if (placement.p_a == 1 && options.round == 0) with_round.round = 1;  // nothing to fill: the least memory
   const Ring ring = MakeRing(placement.p_a, units, with_round);
@@ -44,23 +45,21 @@ Schedule BuildColocated(const PlacementSpec& placement, const GenerateOptions& o
   for (int r = 0; r < ring.positions; ++r) {
     const auto order = ring.positions == 1 ? OneGroupOrder(ring, s.backward) : PositionOrder(ring, r, s.backward);
     for (const Unit& unit : order) {
-      const int layer = unit.chunk * ring.positions + r;
-      if (layer < units) AppendUnit(&s, unit, layer);
+      const int u = unit.chunk * ring.positions + r;
+      if (u < units) AppendUnit(&s, unit, begin[u], begin[u + 1]);
     }
   }
   FinishSchedule(&s, [&](int boundary, bool) {
-    const int layer = boundary / 2;
-    const bool wraps = boundary % 2 == 1 && layer % ring.positions == ring.positions - 1 && layer + 1 < units;
+    const int src = s.stage_group[boundary];
+    const bool wraps = src == ring.positions - 1 && s.stage_group[boundary + 1] == 0 && ring.positions > 1;
     return wraps ? WrapSlots(ring) : 2;
   });
   return s;
 }
 
-Schedule GenerateColocated(const PlacementSpec& placement, const GenerateOptions& options) {
-  if (!placement.colocated) {
-    throw Error({"colocated-1f1b needs groups that hold both parts", "layout", "two pools", "", "use af-pipe"});
-  }
-  Schedule s = BuildColocated(placement, options);
+Schedule GenerateMegatron(const PlacementSpec& placement, const GenerateOptions& options) {
+  RequirePlacement(placement, true, "megatron-1f1b");
+  Schedule s = BuildMegatron(placement, options);
   const Ring ring{placement.p_a, 1, s.num_micro_batches, s.round, s.slope};
   if (ring.positions > 1 && !ProvablyFree(ring)) {
     try {
