@@ -48,6 +48,19 @@ std::vector<int> UnitLayers(const PlacementSpec& placement);
 // Appends an operation (F, B, W) of the chain to its group, a head in the group of stage 2L - 1 with that stage.
 void AppendCompute(Schedule* schedule, OpKind kind, int stage, int micro_batch, int part = 0);
 bool HeadIsFused(const Schedule& schedule);
+// Layers [first, last) of a micro-batch, both stages of each, with the head where its stage is fused and last = L; a
+// head that is not fused is [L, L) alone. first = last < L: nothing.
+struct LayerSpan {
+  int first = 0;
+  int last = 0;
+  int micro_batch = 0;
+};
+// Merges the forward of one micro-batch with the backward of another, both in one group and of whole stages, so that the
+// exchanges of each lie under the other's computation:
+//   F(2l) B(2k+1) W(2k+1)  F(2l+1) B(2k) W(2k)  F(2l+2) ...
+// A head's backward comes first, its forward last; what is left of the longer one follows. With nothing forward it is the
+// backward alone, each W under the exchange after its B. Without with_weights the caller appends W.
+void AppendPair(Schedule* schedule, const LayerSpan& forward, const LayerSpan& backward, bool with_weights);
 // From the compute orders: transfers, links (slots_of(boundary, backward), the largest of a link counts, times the
 // parts of the boundary) and max_in_flight.
 void FinishSchedule(Schedule* schedule, const std::function<int(int, bool)>& slots_of);
