@@ -140,7 +140,9 @@ ModelShape LoadModelShape(const std::string& name_or_path) {
 
 std::vector<Preset> ModelPresets() {
   std::vector<Preset> presets;
-  for (const PresetFile& file : ModelPresetFiles()) presets.push_back({std::string(file.name), Summary(ReadPreset(file))});
+  for (const PresetFile& file : ModelPresetFiles()) {
+    presets.push_back({std::string(file.name), Summary(ReadPreset(file))});
+  }
   return presets;
 }
 
