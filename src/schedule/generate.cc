@@ -13,6 +13,14 @@ const std::vector<Generator>& Generators() {
   static const std::vector<Generator> generators{
       {{"af-pipe", "two pools; every transfer is a stage of its own (schedule.md)", false}, GenerateAfPipe},
       {{"megatron-1f1b", "colocated; interleaved 1F1B, all-to-alls exposed", true}, GenerateMegatron},
+      {{"megatron-overlap", "colocated; a forward merged with another's backward, delayed weight gradients", true},
+       GenerateMegatronOverlap},
+      {{"tutel", "colocated; experts in 1, 2, 4 or 8 chunks (parts), exchanges overlap within the layer", true},
+       GenerateTutel},
+      {{"comet", "colocated; as tutel, in tiles (parts)", true}, GenerateComet},
+      {{"fastermoe", "colocated; exchanges by groups of workers (parts), expert shadowing", true}, GenerateFasterMoe},
+      {{"lancet", "colocated; attention and experts in parts, weight gradients under the exchanges", true},
+       GenerateLancet},
   };
   return generators;
 }

@@ -195,11 +195,12 @@ void AppendCompute(Schedule* s, OpKind kind, int stage, int micro_batch, int par
   if (with_head && forward) order.push_back({kind, head, micro_batch});
 }
 
+bool HasHead(const Schedule& s, const LayerSpan& span) {
+  return span.last == s.num_layers && (span.first < span.last) == HeadIsFused(s);
+}
+
 void AppendPair(Schedule* s, const LayerSpan& forward, const LayerSpan& backward, bool with_weights) {
   const int head = 2 * s->num_layers;
-  const auto has_head = [&](const LayerSpan& x) {
-    return x.last == s->num_layers && (x.first < x.last) == HeadIsFused(*s);
-  };
   const auto push = [&](OpKind kind, int stage, int micro_batch) {
     DM_CHECK(s->parts(stage) == 1, "stage " + std::to_string(stage));
     s->groups[s->group(stage, micro_batch)].compute.push_back({kind, stage, micro_batch});
@@ -208,14 +209,14 @@ void AppendPair(Schedule* s, const LayerSpan& forward, const LayerSpan& backward
     push(OpKind::kBackward, stage, backward.micro_batch);
     if (with_weights) push(OpKind::kWeight, stage, backward.micro_batch);
   };
-  if (has_head(backward)) push_backward(head);
+  if (HasHead(*s, backward)) push_backward(head);
   const int forwards = 2 * (forward.last - forward.first);
   const int backwards = 2 * (backward.last - backward.first);
   for (int i = 0; i < std::max(forwards, backwards); ++i) {
     if (i < forwards) push(OpKind::kForward, 2 * forward.first + i, forward.micro_batch);
     if (i < backwards) push_backward(2 * backward.last - 1 - i);
   }
-  if (has_head(forward)) push(OpKind::kForward, head, forward.micro_batch);
+  if (HasHead(*s, forward)) push(OpKind::kForward, head, forward.micro_batch);
 }
 
 int PeakInFlight(const Schedule& s, int group) {

@@ -48,18 +48,19 @@ std::vector<int> UnitLayers(const PlacementSpec& placement);
 // Appends an operation (F, B, W) of the chain to its group, a head in the group of stage 2L - 1 with that stage.
 void AppendCompute(Schedule* schedule, OpKind kind, int stage, int micro_batch, int part = 0);
 bool HeadIsFused(const Schedule& schedule);
-// Layers [first, last) of a micro-batch, both stages of each, with the head where its stage is fused and last = L; a
-// head that is not fused is [L, L) alone. first = last < L: nothing.
+// Layers [first, last) of a micro-batch, both stages of each, with the head where it is fused and last = L; a head that
+// is not fused is [L, L) alone. first = last < L: nothing.
 struct LayerSpan {
   int first = 0;
   int last = 0;
   int micro_batch = 0;
 };
-// Merges the forward of one micro-batch with the backward of another, both in one group and of whole stages, so that the
-// exchanges of each lie under the other's computation:
+bool HasHead(const Schedule& schedule, const LayerSpan& span);
+// Merges the forward of one micro-batch with the backward of another, both in one group and of whole stages, so that
+// the exchanges of each lie under the other's computation:
 //   F(2l) B(2k+1) W(2k+1)  F(2l+1) B(2k) W(2k)  F(2l+2) ...
-// A head's backward comes first, its forward last; what is left of the longer one follows. With nothing forward it is the
-// backward alone, each W under the exchange after its B. Without with_weights the caller appends W.
+// A head's backward comes first, its forward last; what is left of the longer one follows. With nothing forward it is
+// the backward alone, each W under the exchange after its B. Without with_weights the caller appends W.
 void AppendPair(Schedule* schedule, const LayerSpan& forward, const LayerSpan& backward, bool with_weights);
 // From the compute orders: transfers, links (slots_of(boundary, backward), the largest of a link counts, times the
 // parts of the boundary) and max_in_flight.
@@ -73,6 +74,11 @@ void RequirePlacement(const PlacementSpec& placement, bool colocated, const std:
 // One generator a file. Those that prove freedom of deadlock by a rule throw its message; Generate validates the rest.
 Schedule GenerateAfPipe(const PlacementSpec& placement, const GenerateOptions& options);
 Schedule GenerateMegatron(const PlacementSpec& placement, const GenerateOptions& options);
+Schedule GenerateMegatronOverlap(const PlacementSpec& placement, const GenerateOptions& options);
+Schedule GenerateTutel(const PlacementSpec& placement, const GenerateOptions& options);
+Schedule GenerateComet(const PlacementSpec& placement, const GenerateOptions& options);
+Schedule GenerateFasterMoe(const PlacementSpec& placement, const GenerateOptions& options);
+Schedule GenerateLancet(const PlacementSpec& placement, const GenerateOptions& options);
 
 // Without the proof that ValidateSchedule gives; tests use them to make deadlocks.
 Schedule BuildAfPipeRing(const PlacementSpec& placement, const GenerateOptions& options);
