@@ -133,7 +133,8 @@ std::string Hint(std::string_view name) {
     const int distance = EditDistance(leaf, key.leaf());
     if (distance <= best && distance < static_cast<int>(leaf.size())) best = distance - 1, nearest = &key;
   }
-  return nearest == nullptr ? "presets/clusters/h800.toml has every key" : "did you mean '" + std::string(nearest->name) + "'?";
+  return nearest == nullptr ? "presets/clusters/h800.toml has every key"
+                            : "did you mean '" + std::string(nearest->name) + "'?";
 }
 
 class Parser {
@@ -151,7 +152,8 @@ class Parser {
     const int gpus = spec_.gpus;
     ReadTable(root, "");
     for (const Key& key : Keys()) {
-      if (key.needed && !lines_.contains(key.name)) throw Error({"missing key", where_ + ", " + std::string(key.name), {}, Expected(key), {}});
+      if (key.needed && !lines_.contains(key.name))
+        throw Error({"missing key", where_ + ", " + std::string(key.name), {}, Expected(key), {}});
     }
     if (given) {
       spec_.gpus = gpus;
@@ -173,7 +175,8 @@ class Parser {
     std::vector<std::pair<std::string, const toml::node*>> nodes;
     for (const auto& [key, node] : table) nodes.emplace_back(prefix + std::string(key.str()), &node);
     auto position = [](const toml::node* n) { return std::pair(n->source().begin.line, n->source().begin.column); };
-    std::sort(nodes.begin(), nodes.end(), [&](const auto& a, const auto& b) { return position(a.second) < position(b.second); });
+    std::sort(nodes.begin(), nodes.end(),
+              [&](const auto& a, const auto& b) { return position(a.second) < position(b.second); });
     for (const auto& [name, node] : nodes) {
       if (const Key* key = FindKey(name)) {
         Set(*key, *node);
@@ -199,8 +202,10 @@ class Parser {
     } else {
       const bool whole = std::holds_alternative<int*>(value);
       if (whole ? !node.is_integer() : !node.is_number()) wrong("wrong type");
-      const double number = node.is_integer() ? static_cast<double>(node.as_integer()->get()) : node.as_floating_point()->get();
-      const bool good = std::isfinite(number) && number <= key.max && (key.min_excluded ? number > key.min : number >= key.min);
+      const double number =
+          node.is_integer() ? static_cast<double>(node.as_integer()->get()) : node.as_floating_point()->get();
+      const bool good =
+          std::isfinite(number) && number <= key.max && (key.min_excluded ? number > key.min : number >= key.min);
       if (!good) wrong("value not allowed");
       if (whole) {
         *std::get<int*>(value) = static_cast<int>(number);
@@ -262,10 +267,15 @@ ClusterSpec LoadCluster(const std::string& name_or_path) {
   const PresetFile* preset = FindPreset(ClusterPresetFiles(), name);
   const std::string presets = PresetNames(ClusterPresetFiles());
   if (preset == nullptr) {
-    throw Error({"unknown cluster", {}, "'" + name_or_path + "'",
-                 presets + ", with a number of GPUs as in h800x128; or a .toml file", NearestPreset(ClusterPresetFiles(), name)});
+    throw Error({"unknown cluster",
+                 {},
+                 "'" + name_or_path + "'",
+                 presets + ", with a number of GPUs as in h800x128; or a .toml file",
+                 NearestPreset(ClusterPresetFiles(), name)});
   }
-  if (gpus < 0) throw Error({"not a number of GPUs", "cluster " + name_or_path, name_or_path.substr(name.size() + 1), "1 to 1048576", {}});
+  if (gpus < 0)
+    throw Error(
+        {"not a number of GPUs", "cluster " + name_or_path, name_or_path.substr(name.size() + 1), "1 to 1048576", {}});
   ClusterSpec spec = ReadCluster(std::string(preset->text), "preset " + name, gpus);
   spec.name = name + "x" + std::to_string(spec.gpus);
   return spec;
@@ -276,10 +286,10 @@ std::vector<Preset> ClusterPresets() {
   for (const PresetFile& file : ClusterPresetFiles()) {
     const ClusterSpec c = ReadCluster(std::string(file.text), "preset " + std::string(file.name), 1);
     presets.push_back({std::string(file.name),
-                       c.gpu.name + ": " + Limit(c.gpu.peak_tflops) + " TFLOP/s, " + Limit(c.gpu.memory_gb) + " GB at " +
-                           Limit(c.gpu.memory_gbytes_s) + " GB/s; nodes of " + std::to_string(c.gpus_per_node) + ", NVLink " +
-                           Limit(c.nvlink_gbytes_s) + " GB/s, " + std::to_string(c.nics_per_node) + " NICs of " +
-                           Limit(c.nic_gbytes_s) + " GB/s"});
+                       c.gpu.name + ": " + Limit(c.gpu.peak_tflops) + " TFLOP/s, " + Limit(c.gpu.memory_gb) +
+                           " GB at " + Limit(c.gpu.memory_gbytes_s) + " GB/s; nodes of " +
+                           std::to_string(c.gpus_per_node) + ", NVLink " + Limit(c.nvlink_gbytes_s) + " GB/s, " +
+                           std::to_string(c.nics_per_node) + " NICs of " + Limit(c.nic_gbytes_s) + " GB/s"});
   }
   return presets;
 }

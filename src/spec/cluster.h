@@ -1,4 +1,5 @@
-// Machines: GPUs, nodes, network, and how much of each number real kernels reach. TOML files; presets in presets/clusters.
+// Machines: GPUs, nodes, network, and how much of each number real kernels reach. TOML files; presets are built in
+// (presets/clusters).
 #pragma once
 
 #include <cstdint>

@@ -99,11 +99,13 @@ TEST(Cluster, SaysWhatIsWrongAndOnWhichLine) {
   EXPECT_THAT(ReadError(H800("[gpu]", "[gpus]")), HasSubstr("redefine"));
   EXPECT_THAT(ReadError(H800("[gpu]", "[device]")), HasSubstr("unknown table (my.toml:"));
   EXPECT_THAT(ReadError("gpus = 8\nefficiency = 3\n"), HasSubstr("my.toml:2"));
-  EXPECT_THAT(ReadError("gpus = 8\ngpus_per_node = 8.5\n"), HasSubstr("wrong type (my.toml:2, gpus_per_node): got 8.5"));
+  EXPECT_THAT(ReadError("gpus = 8\ngpus_per_node = 8.5\n"),
+              HasSubstr("wrong type (my.toml:2, gpus_per_node): got 8.5"));
   EXPECT_THAT(ReadError("gpus = 0\n"), HasSubstr("value not allowed (my.toml:1, gpus): got 0"));
   EXPECT_THAT(ReadError("topology = \"torus\"\n"), HasSubstr("got \"torus\", expected \"rail\" or \"flat\""));
   EXPECT_THAT(ReadError("nic_gbytes_s = nan\n"), HasSubstr("value not allowed"));
-  EXPECT_THAT(ReadError("[efficiency]\ngemm = 1.01\n"), HasSubstr("efficiency.gemm): got 1.01, expected a number above 0, at most 1"));
+  EXPECT_THAT(ReadError("[efficiency]\ngemm = 1.01\n"),
+              HasSubstr("efficiency.gemm): got 1.01, expected a number above 0, at most 1"));
   EXPECT_THAT(ReadError("[efficiency]\nm2n = 0\n"), HasSubstr("my.toml:2, efficiency.m2n"));
   EXPECT_THAT(ReadError("spine_oversubscription = 0.5\n"), HasSubstr("from 1"));
   EXPECT_THAT(ReadError("gpus = \n"), AllOf(HasSubstr("not valid TOML"), HasSubstr("my.toml:1")));
@@ -112,8 +114,8 @@ TEST(Cluster, SaysWhatIsWrongAndOnWhichLine) {
 }
 
 TEST(Cluster, EveryKeyWithoutDefaultIsNeeded) {
-  for (const std::string key : {"gpus_per_node", "nvlink_gbytes_s", "nic_gbytes_s", "peak_tflops", "memory_gb", "attention_backward",
-                                "grouped_gemm_half_rows", "m2n", "overlap_slowdown"}) {
+  for (const std::string key : {"gpus_per_node", "nvlink_gbytes_s", "nic_gbytes_s", "peak_tflops", "memory_gb",
+                                "attention_backward", "grouped_gemm_half_rows", "m2n", "overlap_slowdown"}) {
     EXPECT_THAT(ReadError(H800("\n" + key + " =", "\n#")), AllOf(HasSubstr("missing key (my.toml"), HasSubstr(key)));
   }
   const ClusterSpec c = ReadCluster(H800("\ntopology =", "\n#"), "my.toml");
@@ -156,12 +158,33 @@ void ExpectEqual(const ClusterSpec& a, const ClusterSpec& b) {
 
 // All numbers different, so that no two keys can be mixed up.
 ClusterSpec Strange() {
-  ClusterSpec c{.name = "a \"b\"", .source = "s\\", .gpus = 10, .gpus_per_node = 5, .gpu = {"g", 0.1, 1.0 / 3, 3.5},
-                .nvlink_gbytes_s = 4.25, .nics_per_node = 7, .nic_gbytes_s = 1e-3, .nic_latency_us = 8.5, .nvlink_latency_us = 9.5,
-                .topology = "flat", .spine_oversubscription = 2.5, .efficiency = {}};
-  c.efficiency = {.attention_forward = 0.11, .attention_backward = 0.12, .gemm = 0.13, .grouped_gemm = 0.14,
-                  .grouped_gemm_half_rows = 15, .memory = 0.16, .all_to_all = 0.17, .m2n = 0.18, .point_to_point = 0.19,
-                  .nvlink = 0.20, .collective = 0.21, .op_overhead_us = 22, .message_overhead_us = 23, .overlap_slowdown = 0.24,
+  ClusterSpec c{.name = "a \"b\"",
+                .source = "s\\",
+                .gpus = 10,
+                .gpus_per_node = 5,
+                .gpu = {"g", 0.1, 1.0 / 3, 3.5},
+                .nvlink_gbytes_s = 4.25,
+                .nics_per_node = 7,
+                .nic_gbytes_s = 1e-3,
+                .nic_latency_us = 8.5,
+                .nvlink_latency_us = 9.5,
+                .topology = "flat",
+                .spine_oversubscription = 2.5,
+                .efficiency = {}};
+  c.efficiency = {.attention_forward = 0.11,
+                  .attention_backward = 0.12,
+                  .gemm = 0.13,
+                  .grouped_gemm = 0.14,
+                  .grouped_gemm_half_rows = 15,
+                  .memory = 0.16,
+                  .all_to_all = 0.17,
+                  .m2n = 0.18,
+                  .point_to_point = 0.19,
+                  .nvlink = 0.20,
+                  .collective = 0.21,
+                  .op_overhead_us = 22,
+                  .message_overhead_us = 23,
+                  .overlap_slowdown = 0.24,
                   .source = "e"};
   return c;
 }

@@ -20,12 +20,13 @@ using Json = nlohmann::json;
 // (quantization_config: how published weights are stored; training in bf16 holds the same parameters unpacked.)
 const std::set<std::string>& IrrelevantKeys() {
   static const std::set<std::string> keys = {
-      "architectures", "attention_dropout", "auto_map", "aux_loss_alpha", "bos_token_id", "clip_qkv", "dtype", "eos_token_id",
-      "ep_size", "hidden_act", "hidden_dropout", "initial_context_length", "initializer_range", "max_position_embeddings",
-      "model_max_length", "norm_eps", "norm_topk_prob", "output_router_logits", "pad_token_id", "pretraining_tp",
-      "quantization_config", "rms_norm_eps", "rope_interleave", "rope_parameters", "rope_scaling", "rope_theta",
-      "routed_scaling_factor", "router_aux_loss_coef", "router_jitter_noise", "scoring_func", "seq_aux", "swiglu_alpha",
-      "swiglu_limit", "tokenizer_class", "torch_dtype", "transformers_version", "use_cache", "use_return_dict"};
+      "architectures", "attention_dropout", "auto_map", "aux_loss_alpha", "bos_token_id", "clip_qkv", "dtype",
+      "eos_token_id", "ep_size", "hidden_act", "hidden_dropout", "initial_context_length", "initializer_range",
+      "max_position_embeddings", "model_max_length", "norm_eps", "norm_topk_prob", "output_router_logits",
+      "pad_token_id", "pretraining_tp", "quantization_config", "rms_norm_eps", "rope_interleave", "rope_parameters",
+      "rope_scaling", "rope_theta", "routed_scaling_factor", "router_aux_loss_coef", "router_jitter_noise",
+      "scoring_func", "seq_aux", "swiglu_alpha", "swiglu_limit", "tokenizer_class", "torch_dtype",
+      "transformers_version", "use_cache", "use_return_dict"};
   return keys;
 }
 
@@ -234,7 +235,8 @@ void ReadQwenWindows(Reader& r, ModelShape& s) {
   const bool use = r.BoolOr("use_sliding_window", false);
   const int64_t window = r.IntOr("sliding_window", 0, 1, 1 << 30);
   const bool layers = r.Has("layer_types");
-  const int64_t full = use && !layers ? r.Int("max_window_layers", 0, kMaxLayers) : r.IntOr("max_window_layers", 0, 0, kMaxLayers);
+  const int64_t full =
+      use && !layers ? r.Int("max_window_layers", 0, kMaxLayers) : r.IntOr("max_window_layers", 0, 0, kMaxLayers);
   if (use && window == 0) r.Contradiction("use_sliding_window", "true", "a sliding_window with it");
   ReadWindows(r, s, use ? window : 0, std::min(full, s.num_layers));
 }
@@ -243,7 +245,8 @@ void ReadQwenWindows(Reader& r, ModelShape& s) {
 void ReadDeepseekExperts(Reader& r, ModelShape& s) {
   ReadExperts(r, s, {"n_routed_experts", "num_experts", "num_local_experts"}, "moe_intermediate_size");
   s.shared_hidden = r.IntOr("n_shared_experts", 0, 0, 1024) * s.expert_hidden;
-  if (r.BoolOr("mlp_bias", false)) r.Contradiction("mlp_bias", "true", "false", "biases of the FFN are not modelled here");
+  if (r.BoolOr("mlp_bias", false))
+    r.Contradiction("mlp_bias", "true", "false", "biases of the FFN are not modelled here");
 }
 
 // Which experts a token may choose decides how many nodes it visits.
@@ -260,7 +263,8 @@ void ReadGroups(Reader& r, ModelShape& s) {
   const std::string of = "n_group = " + std::to_string(groups);
   if (top > groups) r.Contradiction("topk_group", std::to_string(top), "at most " + of);
   if (s.num_experts % groups != 0) {
-    r.Contradiction("n_group", std::to_string(groups), "a divisor of n_routed_experts = " + std::to_string(s.num_experts));
+    r.Contradiction("n_group", std::to_string(groups),
+                    "a divisor of n_routed_experts = " + std::to_string(s.num_experts));
   }
   if (top * (s.num_experts / groups) < s.experts_per_token) {
     r.Contradiction("topk_group", std::to_string(top),
@@ -349,9 +353,10 @@ ModelShape ReadHfConfig(const std::string& json, const std::string& where) {
     const char* name;
     void (*read)(Reader&, ModelShape&);
   };
-  static constexpr Family families[] = {
-      {"qwen3_moe", ReadQwen}, {"qwen2_moe", ReadQwen},    {"mixtral", ReadMixtral},      {"olmoe", ReadOlmoe},
-      {"gpt_oss", ReadGptOss}, {"deepseek", ReadDeepseek}, {"deepseek_v2", ReadDeepseek}, {"deepseek_v3", ReadDeepseek}};
+  static constexpr Family families[] = {{"qwen3_moe", ReadQwen},       {"qwen2_moe", ReadQwen},
+                                        {"mixtral", ReadMixtral},      {"olmoe", ReadOlmoe},
+                                        {"gpt_oss", ReadGptOss},       {"deepseek", ReadDeepseek},
+                                        {"deepseek_v2", ReadDeepseek}, {"deepseek_v3", ReadDeepseek}};
   std::string known;
   for (const Family& family : families) known += (known.empty() ? "" : ", ") + std::string(family.name);
   Reader r(Parse(json, where), where);
@@ -359,8 +364,10 @@ ModelShape ReadHfConfig(const std::string& json, const std::string& where) {
   s.name = where;
   s.family = r.String("model_type", known);
   s.source = r.Has("_source") ? r.String("_source", "a text") : where;
-  const auto* family = std::find_if(std::begin(families), std::end(families), [&](const Family& f) { return s.family == f.name; });
-  if (family == std::end(families)) throw Error({"unknown model family", r.At("model_type"), "\"" + s.family + "\"", known, {}});
+  const auto* family =
+      std::find_if(std::begin(families), std::end(families), [&](const Family& f) { return s.family == f.name; });
+  if (family == std::end(families))
+    throw Error({"unknown model family", r.At("model_type"), "\"" + s.family + "\"", known, {}});
   ReadCommon(r, s);
   family->read(r, s);
   r.RefuseUnknown();

@@ -72,7 +72,7 @@ TEST(HfConfig, Windows) {
   EXPECT_THAT(Read(Small("mixtral-8x7b", {})).window, ElementsAre(0, 0, 0, 0));
   EXPECT_THAT(Read(Small("mixtral-8x7b", {{"sliding_window", 4096}})).window, ElementsAre(4096, 4096, 4096, 4096));
   // Qwen: a window that is not in use is none; the first max_window_layers are full.
-  EXPECT_THAT(Read(Small("qwen2-57b-a14b", {})).window, ElementsAre(0, 0, 0, 0));
+  EXPECT_THAT(Read(Small("qwen2-57b-a14b", {{"max_window_layers", 0}})).window, ElementsAre(0, 0, 0, 0));
   EXPECT_THAT(Read(Small("qwen2-57b-a14b", {{"use_sliding_window", true}, {"max_window_layers", 3}})).window,
               ElementsAre(0, 0, 0, 65536));
 }
@@ -114,24 +114,39 @@ TEST(HfConfig, GroupsOfExperts) {
   EXPECT_EQ(Read(PresetJson("deepseek-v2-lite")).expert_groups, 0);  // greedy
   EXPECT_EQ(Read(Changed("deepseek-v3", {{"topk_group", 8}})).expert_groups, 0);
   EXPECT_THAT(ErrorOf(Changed("deepseek-v3", {{"n_group", 7}})), HasSubstr("n_group): got 7, expected a divisor of"));
-  EXPECT_THAT(ErrorOf(Changed("deepseek-v3", {{"topk_group", 9}})), HasSubstr("topk_group): got 9, expected at most n_group = 8"));
+  EXPECT_THAT(ErrorOf(Changed("deepseek-v3", {{"topk_group", 9}})),
+              HasSubstr("topk_group): got 9, expected at most n_group = 8"));
   EXPECT_THAT(ErrorOf(Changed("deepseek-v3", {{"n_group", 128}, {"topk_group", 3}})), HasSubstr("with room for"));
 }
 
 // Other names for the number of experts that files written by newer transformers use.
 TEST(HfConfig, OtherNames) {
   EXPECT_EQ(Read(Changed("qwen3-30b-a3b", {{"num_experts", kAway}, {"num_local_experts", 128}})).num_experts, 128);
-  EXPECT_THAT(ErrorOf(Changed("gpt-oss-20b", {{"experts_per_token", 5}})),
-              AllOf(HasSubstr("contradiction"), HasSubstr("experts_per_token): got 5, expected num_experts_per_tok = 4")));
+  EXPECT_THAT(
+      ErrorOf(Changed("gpt-oss-20b", {{"experts_per_token", 5}})),
+      AllOf(HasSubstr("contradiction"), HasSubstr("experts_per_token): got 5, expected num_experts_per_tok = 4")));
 }
 
 // Keys as in the files on huggingface.co that the presets leave out.
 TEST(HfConfig, AcceptsWholePublishedFiles) {
-  const json common = {{"architectures", {"A"}}, {"attention_dropout", 0.0}, {"bos_token_id", 1}, {"eos_token_id", {1, 2}},
-                       {"initializer_range", 0.02}, {"output_router_logits", false}, {"pad_token_id", nullptr},
-                       {"torch_dtype", "bfloat16"}, {"dtype", "bfloat16"}, {"transformers_version", "4.51.0"}, {"use_cache", true},
-                       {"auto_map", {{"AutoConfig", "x"}}}, {"pretraining_tp", 1}, {"ep_size", 1}, {"rope_parameters", {{"rope_theta", 1e6}}},
-                       {"quantization_config", {{"quant_method", "fp8"}}}, {"router_jitter_noise", 0.0}, {"_name_or_path", "x"}};
+  const json common = {{"architectures", {"A"}},
+                       {"attention_dropout", 0.0},
+                       {"bos_token_id", 1},
+                       {"eos_token_id", {1, 2}},
+                       {"initializer_range", 0.02},
+                       {"output_router_logits", false},
+                       {"pad_token_id", nullptr},
+                       {"torch_dtype", "bfloat16"},
+                       {"dtype", "bfloat16"},
+                       {"transformers_version", "4.51.0"},
+                       {"use_cache", true},
+                       {"auto_map", {{"AutoConfig", "x"}}},
+                       {"pretraining_tp", 1},
+                       {"ep_size", 1},
+                       {"rope_parameters", {{"rope_theta", 1e6}}},
+                       {"quantization_config", {{"quant_method", "fp8"}}},
+                       {"router_jitter_noise", 0.0},
+                       {"_name_or_path", "x"}};
   for (const PresetFile& preset : ModelPresetFiles()) {
     json config = json::parse(preset.text);
     const int64_t total = Read(config).TotalParams();
@@ -145,37 +160,49 @@ TEST(HfConfig, RefusesUnknownKeys) {
               AllOf(HasSubstr("unknown key (config.json, num_expert)"), HasSubstr("did you mean 'num_experts'?")));
   EXPECT_THAT(ErrorOf(Changed("olmoe-1b-7b", {{"attention_every", 2}})), HasSubstr("begin its name with '_'"));
   // A key that another family reads is not known here: nothing would happen to it.
-  EXPECT_THAT(ErrorOf(Changed("olmoe-1b-7b", {{"sliding_window", 128}})), HasSubstr("unknown key (config.json, sliding_window)"));
-  EXPECT_THAT(ErrorOf(Changed("qwen3-30b-a3b", {{"kv_lora_rank", 512}})), HasSubstr("unknown key (config.json, kv_lora_rank)"));
+  EXPECT_THAT(ErrorOf(Changed("olmoe-1b-7b", {{"sliding_window", 128}})),
+              HasSubstr("unknown key (config.json, sliding_window)"));
+  EXPECT_THAT(ErrorOf(Changed("qwen3-30b-a3b", {{"kv_lora_rank", 512}})),
+              HasSubstr("unknown key (config.json, kv_lora_rank)"));
   EXPECT_EQ(ErrorOf(Changed("olmoe-1b-7b", {{"_note", "mine"}})), "no error");
 }
 
 // Every key that a preset needs: without it, its name is in the message.
 TEST(HfConfig, MissingKeys) {
-  for (const char* key : {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-                          "num_experts", "num_experts_per_tok", "moe_intermediate_size", "model_type"}) {
-    EXPECT_THAT(ErrorOf(Changed("qwen3-235b-a22b", {{key, kAway}})), HasSubstr(std::string("missing key (config.json, ") + key + ")"));
+  for (const char* key :
+       {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "num_experts",
+        "num_experts_per_tok", "moe_intermediate_size", "model_type"}) {
+    EXPECT_THAT(ErrorOf(Changed("qwen3-235b-a22b", {{key, kAway}})),
+                HasSubstr(std::string("missing key (config.json, ") + key + ")"));
   }
-  for (const char* key : {"first_k_dense_replace", "intermediate_size", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
-                          "v_head_dim", "n_routed_experts"}) {
-    EXPECT_THAT(ErrorOf(Changed("deepseek-v3", {{key, kAway}})), HasSubstr(std::string("missing key (config.json, ") + key + ")"));
+  for (const char* key : {"first_k_dense_replace", "intermediate_size", "kv_lora_rank", "qk_nope_head_dim",
+                          "qk_rope_head_dim", "v_head_dim", "n_routed_experts"}) {
+    EXPECT_THAT(ErrorOf(Changed("deepseek-v3", {{key, kAway}})),
+                HasSubstr(std::string("missing key (config.json, ") + key + ")"));
   }
-  EXPECT_THAT(ErrorOf(Changed("qwen2-57b-a14b", {{"shared_expert_intermediate_size", kAway}})), HasSubstr("missing key"));
+  EXPECT_THAT(ErrorOf(Changed("qwen2-57b-a14b", {{"shared_expert_intermediate_size", kAway}})),
+              HasSubstr("missing key"));
 }
 
 TEST(HfConfig, Contradictions) {
   EXPECT_THAT(ErrorOf(Changed("qwen3-30b-a3b", {{"num_experts_per_tok", 129}})),
               HasSubstr("num_experts_per_tok): got 129, expected at most num_experts = 128"));
-  EXPECT_THAT(ErrorOf(Changed("qwen3-30b-a3b", {{"num_key_value_heads", 5}})), HasSubstr("expected a divisor of num_attention_heads = 32"));
+  EXPECT_THAT(ErrorOf(Changed("qwen3-30b-a3b", {{"num_key_value_heads", 5}})),
+              HasSubstr("expected a divisor of num_attention_heads = 32"));
   EXPECT_THAT(ErrorOf(Changed("mixtral-8x7b", {{"num_attention_heads", 24}})), HasSubstr("or give head_dim"));
   EXPECT_THAT(ErrorOf(Changed("gpt-oss-20b", {{"num_hidden_layers", 25}})),
               HasSubstr("layer_types): got 24 entries, expected num_hidden_layers = 25 entries"));
   EXPECT_THAT(ErrorOf(Changed("gpt-oss-20b", {{"sliding_window", nullptr}})), HasSubstr("no sliding_window is in use"));
-  EXPECT_THAT(ErrorOf(Small("gpt-oss-20b", {{"layer_types", {"full_attention", "linear_attention", "full_attention", "full_attention"}}})),
-              HasSubstr("layer_types[1]): got \"linear_attention\""));
-  EXPECT_THAT(ErrorOf(Changed("deepseek-v3", {{"num_key_value_heads", 8}})), HasSubstr("latent attention has no groups"));
-  EXPECT_THAT(ErrorOf(Changed("deepseek-v3", {{"first_k_dense_replace", 62}})), HasSubstr("at most num_hidden_layers = 61"));
-  EXPECT_THAT(ErrorOf(Changed("deepseek-v3", {{"qk_head_dim", 128}})), HasSubstr("qk_nope_head_dim + qk_rope_head_dim = 192"));
+  EXPECT_THAT(
+      ErrorOf(Small("gpt-oss-20b",
+                    {{"layer_types", {"full_attention", "linear_attention", "full_attention", "full_attention"}}})),
+      HasSubstr("layer_types[1]): got \"linear_attention\""));
+  EXPECT_THAT(ErrorOf(Changed("deepseek-v3", {{"num_key_value_heads", 8}})),
+              HasSubstr("latent attention has no groups"));
+  EXPECT_THAT(ErrorOf(Changed("deepseek-v3", {{"first_k_dense_replace", 62}})),
+              HasSubstr("at most num_hidden_layers = 61"));
+  EXPECT_THAT(ErrorOf(Changed("deepseek-v3", {{"qk_head_dim", 128}})),
+              HasSubstr("qk_nope_head_dim + qk_rope_head_dim = 192"));
   EXPECT_THAT(ErrorOf(Changed("qwen3-30b-a3b", {{"mlp_only_layers", {48}}})), HasSubstr("from 0 to 47"));
   EXPECT_THAT(ErrorOf(Changed("qwen3-30b-a3b", {{"use_sliding_window", true}})), HasSubstr("a sliding_window with it"));
 }
@@ -190,9 +217,13 @@ TEST(HfConfig, WrongValues) {
   EXPECT_THAT(ErrorOf(Changed("olmoe-1b-7b", {{"model_type", "llama"}})),
               HasSubstr("unknown model family (config.json, model_type): got \"llama\", expected qwen3_moe"));
   EXPECT_THAT(ErrorOf(Changed("deepseek-v3", {{"topk_method", "random"}})), HasSubstr("got \"random\""));
-  EXPECT_THAT(ErrorOf(Changed("olmoe-1b-7b", {{"num_experts", 65536}, {"intermediate_size", 1 << 20}, {"hidden_size", 1 << 17},
-                                              {"num_hidden_layers", 4096}})), HasSubstr("more than 1e16 parameters"));
-  EXPECT_THAT(ErrorOf(std::string("{\"a\": 1,\n \"b\" }")), AllOf(HasSubstr("not valid JSON (config.json)"), HasSubstr("line 2")));
+  EXPECT_THAT(ErrorOf(Changed("olmoe-1b-7b", {{"num_experts", 65536},
+                                              {"intermediate_size", 1 << 20},
+                                              {"hidden_size", 1 << 17},
+                                              {"num_hidden_layers", 4096}})),
+              HasSubstr("more than 1e16 parameters"));
+  EXPECT_THAT(ErrorOf(std::string("{\"a\": 1,\n \"b\" }")),
+              AllOf(HasSubstr("not valid JSON (config.json)"), HasSubstr("line 2")));
   EXPECT_THAT(ErrorOf(std::string("[1]")), HasSubstr("expected an object"));
 }
 

@@ -49,9 +49,8 @@ struct Published {
   int64_t total;
 };
 
-// Parameter counts of the published weights: safetensors metadata that huggingface.co shows for each model
-// (Qwen3-30B-A3B also in keras-hub's presets). gpt-oss: of the bf16 weights, which its model card (arXiv 2508.10925,
-// table 1) rounds to 116.83 and 20.91 B.
+// Parameter counts of the published weights: the safetensors metadata that huggingface.co shows for each model. gpt-oss
+// unpacked, which its model card (arXiv 2508.10925, table 1) rounds to 116.83 and 20.91 B.
 TEST(ModelShape, TotalsArePublishedTotals) {
   const Published published[] = {
       {"qwen3-235b-a22b", 235093634560}, {"qwen3-30b-a3b", 30532122624},    {"mixtral-8x7b", 46702792704},
@@ -61,8 +60,8 @@ TEST(ModelShape, TotalsArePublishedTotals) {
 }
 
 // The published DeepSeek-V3 holds 680,571,043,840 fp8 and 3,918,786,560 bf16 parameters. That is the model without the
-// fp32 correction of the scores, and one module of multi-token prediction (README_WEIGHTS.md beside the weights): a layer
-// like the last, copies of embedding and head, a projection of two rows to one, three norms.
+// fp32 correction of the scores, and one module of multi-token prediction (README_WEIGHTS.md beside the weights): a
+// layer like the last, copies of embedding and head, a projection of two rows to one, three norms.
 TEST(ModelShape, DeepseekV3IsThePublishedWeightsWithoutPrediction) {
   const ModelShape s = LoadModelShape("deepseek-v3");
   const int64_t h = 7168, v = 129280, correction = 256;
@@ -97,8 +96,8 @@ TEST(ModelShape, ActiveParamsArePublished) {
   }
 }
 
-// gpt-oss's model card splits its parameters (table 1, in billions): MLP 114.71, attention 0.96, embedding and head 1.16.
-// Its MLP has the router.
+// gpt-oss's model card splits its parameters (table 1, in billions): MLP 114.71, attention 0.96, embedding and head
+// 1.16. Its MLP has the router.
 TEST(ModelShape, StagesOfGptOssArePublished) {
   const ModelShape s = LoadModelShape("gpt-oss-120b");
   const int64_t router = 36 * 128 * (2880 + 1);
