@@ -1,0 +1,93 @@
+// What is to be simulated: a model, a cluster, and how training is laid out on it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "schedule/schedule.h"
+#include "spec/cluster.h"
+#include "spec/model_shape.h"
+
+namespace disagmoe {
+
+// Rows that a token sends to the experts: one for each of its experts, for each worker that holds one, or for each node
+// (which spreads it over NVLink).
+enum class Dedup : uint8_t { kExpert, kWorker, kNode };
+
+struct Straggler {
+  std::string worker;   // "A0.3", or a whole group "F1"
+  double compute = 1;   // its computations take this much longer
+  double nic = 1;       // its NIC transfers take this much longer
+};
+
+struct Job {
+  ModelShape model;
+  ClusterSpec cluster;
+  std::string schedule = "af-pipe";
+
+  int64_t seq_length = 4096;
+  int64_t global_batch = 1024;  // sequences a step, on the whole cluster
+  int sequences = 1;            // of an attention worker in a micro-batch, b
+
+  // Layout of one pipeline; the rest of the cluster holds data-parallel replicas of it.
+  int p_a = 1, p_f = 1, m = 1, n = 1;  // colocated: p_a groups of m
+  int virtual_stages = 1;              // colocated
+  bool head_on_attention = false;      // two pools
+  int round = 0;                       // q; 0 = chosen
+  int slope = 2;                       // e
+  int parts = 0;                       // 0 = the schedule's choice
+
+  // Network.
+  double nics_a = 0, nics_f = 0;       // NICs a worker of each pool (colocated: nics_a); 0 = an equal share
+  bool mixed_nodes = false;            // both pools on the same nodes, else one after the other
+  Dedup dedup = Dedup::kExpert;
+  bool overlap_slowdown = true;        // computation is slower beside communication kernels
+
+  // Memory.
+  bool recompute = false;              // keep a layer's inputs and routing, recompute the rest
+  bool shard_optimizer = true;         // optimizer state over all that hold a parameter
+  double weight_bytes = 2, gradient_bytes = 4, state_bytes = 12;  // a parameter
+  double reserved_gb = 6;              // of each GPU: context, communication library, fragmentation
+
+  // Routing: popularity of the r-th expert is proportional to 1 / r^skew, in another order in each layer; or expert_load,
+  // relative loads of a recorded run (any scale).
+  double routing_skew = 0;
+  std::vector<double> expert_load;
+  int shadow_experts = 0;              // fastermoe: hottest experts of a layer, copied to every worker
+  double attention_expert_share = 0;   // hetermoe: share of the experts on attention workers
+
+  std::vector<Straggler> stragglers;
+  double jitter = 0;                   // relative standard deviation of each computation
+  uint64_t seed = 1;
+
+  bool colocated() const;
+  int workers() const { return colocated() ? p_a * m : p_a * m + p_f * n; }  // of a replica
+  int replicas() const { return cluster.gpus / workers(); }
+  int64_t micro_batches() const { return global_batch / (int64_t{replicas()} * m * sequences); }
+  bool uneven() const { return routing_skew > 0 || !expert_load.empty(); }
+  // Computation of one group goes on while its own exchanges run.
+  bool overlaps() const;
+};
+
+// Throws Error where numbers cannot be: more workers than GPUs, a batch that does not divide, more workers than experts.
+void CheckJob(const Job& job);
+
+// Settings by name, for --set; throws Error for an unknown one (with the nearest), a value that cannot be, and one that
+// `job.schedule` ignores. Applied after the schedule is set.
+void SetKnob(Job* job, const std::string& name, const std::string& value);
+struct KnobHelp {
+  std::string name, meaning;
+};
+std::vector<KnobHelp> Knobs();
+// The dedup that the published system uses, and other settings that belong to a schedule.
+void SetScheduleDefaults(Job* job);
+
+PlacementSpec PlacementOf(const Job& job);
+// Valid. transfer_ratio (of GenerateOptions) and the relative times follow from the job's costs.
+Schedule ScheduleOf(const Job& job);
+
+// Node of each worker of a replica, by rank.
+std::vector<int> NodesOf(const Job& job);
+
+}  // namespace disagmoe

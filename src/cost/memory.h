@@ -1,0 +1,30 @@
+// Bytes that training keeps, by stage, for bf16 activations and mixed-precision state.
+#pragma once
+
+#include <cstdint>
+
+#include "cost/job.h"
+
+namespace disagmoe {
+
+// Kept per token between forward and backward of an attention stage: input, both normed rows, queries, keys, values,
+// attention's output and log-sums, h, the router's probabilities. With recomputation only the input and the choice.
+double AttentionActivationBytes(const Job& job, int64_t layer);
+// Per received row, and per (token, expert) pair, of an FFN stage: the row; the permuted row, gate, up and their product.
+double FfnRowBytes(const Job& job);
+double FfnPairBytes(const Job& job);
+// Per token of shared experts or a dense layer.
+double CommonFfnBytes(const Job& job, int64_t layer);
+// Per token of the head between its forward and its backward (normed row, gradient of the logits in bf16), and while it
+// runs (logits in fp32).
+double HeadActivationBytes(const Job& job);
+double HeadWorkspaceBytes(const Job& job);
+
+// Kept between input-gradient and weight-gradient pass: inputs of the products and gradients of their outputs.
+double AttentionWeightBytes(const Job& job, int64_t layer);
+double FfnPairWeightBytes(const Job& job);
+
+// Of parameters that a worker holds: those it shares with `holders` workers in all.
+double StateBytes(const Job& job, double params, double holders);
+
+}  // namespace disagmoe

@@ -1,0 +1,55 @@
+// Arithmetic and memory traffic of one stage, from the model's dimensions. Exact counts: causal attention at half,
+// sliding windows, grouped queries, latent attention, shared experts, dense layers, head. Per token, forward, unless said.
+//
+// A backward has twice the multiplications of a forward (input and weight gradients), flash attention 2.5 times
+// its own (it recomputes the scores: five products instead of two). MFU counts 2 for both.
+#pragma once
+
+#include <cstdint>
+
+#include "spec/cluster.h"
+#include "spec/model_shape.h"
+
+namespace disagmoe {
+
+struct Work {
+  double attention_flops = 0;   // scores and values
+  double gemm_flops = 0;        // dense products
+  double expert_flops = 0;      // grouped products
+  double memory_bytes = 0;      // read and written by all that is not a product
+  Work& operator+=(const Work& o);
+  Work operator*(double x) const;
+};
+
+// Keys that a query sees on average in a sequence of s tokens: (s + 1) / 2, or less with a window (0 = none).
+double MeanKeys(int64_t seq_length, int64_t window);
+
+// One token of attention stage l (norms, projections, scores, router, packing `copies` rows). bf16 activations.
+Work AttentionWork(const ModelShape& model, int64_t layer, int64_t seq_length, double copies);
+// One (token, expert) pair of an MoE layer; one token of what every token passes (shared experts, or a dense layer).
+Work ExpertPairWork(const ModelShape& model);
+Work CommonFfnWork(const ModelShape& model, int64_t layer);
+// One token of the head: final norm, projection and loss once.
+Work HeadWork(const ModelShape& model);
+
+// FLOPs of one token's training for MFU: 3 x forward, active experts only, no recomputation.
+double TrainFlopsPerToken(const ModelShape& model, int64_t seq_length);
+
+// Intensities of system.md section 6. Exact ones: FLOPs of the stage per byte that crosses the pools one way
+// (rows: rows a token sends). As printed in the paper: multiply-adds and FLOPs mixed, n_h d = H.
+struct Intensities {
+  double attention = 0, ffn = 0;
+};
+Intensities ExactIntensities(const ModelShape& model, int64_t layer, int64_t seq_length, double rows);
+Intensities PrintedIntensities(const ModelShape& model, int64_t seq_length);
+
+// Which products of an operation run.
+struct Pass {
+  bool forward = false;        // the forward, or its recomputation
+  bool input_gradient = false;
+  bool weight_gradient = false;
+};
+// Nanoseconds on one GPU. rows_per_expert: of one grouped call, for its efficiency.
+double TimeNs(const Work& work, const Pass& pass, const ClusterSpec& cluster, double rows_per_expert);
+
+}  // namespace disagmoe
