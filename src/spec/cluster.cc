@@ -63,7 +63,7 @@ const std::vector<Key>& Keys() {
       Optional(Number(KEY(source), 0, 0, "where the numbers are from")),
       Optional(Number(KEY(gpus), 1, 1 << 20, "in all: part of a node, or whole nodes")),
       Number(KEY(gpus_per_node), 1, 1024, "GPUs of a node"),
-      Above0(KEY(nvlink_gbytes_s), 1e6, "usable, per GPU and direction"),
+      Above0(KEY(nvlink_gbytes_s), 1e6, "per GPU and direction"),
       Number(KEY(nvlink_latency_us), 0, 1e6, "of a message"),
       Number(KEY(nics_per_node), 1, 1024, "NICs of a node"),
       Above0(KEY(nic_gbytes_s), 1e6, "per NIC and direction"),

@@ -46,7 +46,7 @@ struct ClusterSpec {
   int gpus = 0;
   int gpus_per_node = 8;
   GpuSpec gpu;
-  double nvlink_gbytes_s = 0;  // per GPU and direction, usable
+  double nvlink_gbytes_s = 0;  // per GPU and direction
   int nics_per_node = 8;
   double nic_gbytes_s = 0;     // per NIC and direction
   double nic_latency_us = 0;
