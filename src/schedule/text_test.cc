@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "base/error.h"
 #include "schedule/order.h"
+#include "schedule/same_for_tests.h"
 #include "schedule/schedule.h"
 
 namespace disagmoe {
@@ -55,14 +57,22 @@ TEST(Text, Golden) {
                Generate("megatron-1f1b", {.num_layers = 4, .p_a = 2, .colocated = true}, Options(4)));
 }
 
-bool Same(const Schedule& a, const Schedule& b) {
-  const auto groups = [](const GroupSchedule& x, const GroupSchedule& y) {
-    return x.name == y.name && x.ranks == y.ranks && x.compute == y.compute && x.comm == y.comm &&
-           x.max_in_flight == y.max_in_flight;
+TEST(Text, GoldenOfTheColocatedBaselines) {
+  const auto options = [](int micro_batches, int parts, bool backward = true) {
+    GenerateOptions out = Options(micro_batches);
+    out.parts = parts;
+    out.backward = backward;
+    return out;
   };
-  return a.name == b.name && a.num_layers == b.num_layers && a.num_micro_batches == b.num_micro_batches &&
-         a.round == b.round && a.slope == b.slope && a.backward == b.backward && a.stage_group == b.stage_group &&
-         a.links == b.links && std::equal(a.groups.begin(), a.groups.end(), b.groups.begin(), b.groups.end(), groups);
+  const auto groups = [](int p, int m, int layers) {
+    return PlacementSpec{.num_layers = layers, .p_a = p, .m = m, .colocated = true};
+  };
+  ExpectGolden("megatron_overlap_p1_l1_m2.txt", Generate("megatron-overlap", groups(1, 1, 1), options(2, 0)));
+  ExpectGolden("megatron_overlap_p2_l2_m2.txt", Generate("megatron-overlap", groups(2, 1, 2), options(2, 0)));
+  ExpectGolden("tutel_p1_l1_m1.txt", Generate("tutel", groups(1, 1, 1), options(1, 2)));
+  ExpectGolden("comet_p1_l2_m1_forward.txt", Generate("comet", groups(1, 1, 2), options(1, 3, false)));
+  ExpectGolden("fastermoe_p2_l2_m1.txt", Generate("fastermoe", groups(2, 4, 2), options(1, 2)));
+  ExpectGolden("lancet_p1_l1_m1.txt", Generate("lancet", groups(1, 1, 1), options(1, 2)));
 }
 
 TEST(Text, RoundTrip) {
@@ -74,6 +84,33 @@ TEST(Text, RoundTrip) {
   s.links[0].slots = 17;
   s.backward = false;
   EXPECT_TRUE(Same(ParseSchedule(PrintSchedule(s), "text"), s));
+}
+
+// Each of the later fields is printed, parsed and compared.
+TEST(Text, RoundTripOfPartsRoutesAndHolds) {
+  const PlacementSpec placement{.num_layers = 4, .p_a = 2, .colocated = true, .virtual_stages = 2};
+  const Schedule plain = Generate("megatron-1f1b", placement, Options(4));
+  const std::vector<std::function<void(Schedule*)>> changes{
+      [](Schedule* s) { s->split_backward = true; },
+      [](Schedule* s) { s->sync_exchange = false; },
+      [](Schedule* s) {
+        s->num_routes = 2;
+        s->stage_group.resize(18);
+      },
+      [](Schedule* s) { s->stage_parts = {1, 2, 1, 2, 1, 2, 1, 2, 1}; },
+      [](Schedule* s) {
+        s->stage_parts = {1, 1, 1, 2, 1, 1, 1, 1, 1};
+        for (int g : s->stage_group) s->part_group.insert(s->part_group.end(), {g, g});
+        s->part_group[3 * 2 + 1] = 0;
+      },
+      [](Schedule* s) { s->groups[0].compute[1].part = 1; },
+  };
+  for (const auto& change : changes) {
+    Schedule s = plain;
+    change(&s);
+    EXPECT_FALSE(Same(s, plain));
+    EXPECT_TRUE(Same(ParseSchedule(PrintSchedule(s), "text"), s)) << PrintSchedule(s);
+  }
 }
 
 TEST(Text, PrintsOperations) {

@@ -2,8 +2,10 @@
 //
 // Bounded receive slots need no edges in the graph. A slot is freed by a computation that comes before the message's
 // user in the same group, and no send keeps its sender waiting; so a message that waits for a slot delays nothing
-// that its user's place in the order would not delay as well. One slot is enough; more cost memory and gain overlap.
+// that its user's place in the order would not delay as well. One slot is enough, or as many as a computation that
+// takes all parts has messages from one group; more cost memory and gain overlap.
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
 #include <tuple>
@@ -229,7 +231,7 @@ void Validator::CheckLinks() {
   const auto describe = [&](int src, int dst, bool backward) {
     return "link " + s_.groups[src].name + " -> " + s_.groups[dst].name + (backward ? " backward" : " forward");
   };
-  std::set<std::tuple<int, int, bool>> seen;
+  std::map<std::tuple<int, int, bool>, int> slots;
   const int groups = static_cast<int>(s_.groups.size());
   for (const Link& link : s_.links) {
     if (link.src_group < 0 || link.src_group >= groups || link.dst_group < 0 || link.dst_group >= groups) {
@@ -238,19 +240,28 @@ void Validator::CheckLinks() {
     }
     const std::string name = describe(link.src_group, link.dst_group, link.backward);
     if (link.slots < 1) throw Error({"a link without slots", name, std::to_string(link.slots), "at least 1", ""});
-    if (!seen.emplace(link.src_group, link.dst_group, link.backward).second) throw Error({"a link twice", name, "", "", ""});
+    if (!slots.try_emplace({link.src_group, link.dst_group, link.backward}, link.slots).second) {
+      throw Error({"a link twice", name, "", "", ""});
+    }
   }
   for (bool backward : {false, true}) {
     if (backward && !s_.backward) continue;
     for (int i = 0; i < s_.num_stages() - 1; ++i) {
       for (int b : {0, s_.num_micro_batches - 1}) {  // one of each route
+        std::map<std::pair<int, int>, int> together;  // by link: messages of a computation that takes all parts
         for (int part = 0; part < s_.boundary_parts(i); ++part) {
           const Op transfer{backward ? OpKind::kSendBackward : OpKind::kSendForward, i, b, part};
           const int src = SenderOf(s_, transfer);
           const int dst = ReceiverOf(s_, transfer);
-          if (seen.contains({src, dst, backward})) continue;
-          throw Error({"a boundary without a link", "boundary " + std::to_string(i), "none",
-                       describe(src, dst, backward), ""});
+          const auto link = slots.find({src, dst, backward});
+          if (link == slots.end()) {
+            throw Error({"a boundary without a link", "boundary " + std::to_string(i), "none",
+                         describe(src, dst, backward), ""});
+          }
+          const bool whole = s_.parts(ConsumerOf(s_, transfer).stage) == 1;
+          if (!whole || ++together[{src, dst}] <= link->second) continue;
+          throw Error({"fewer slots than a computation has messages", describe(src, dst, backward),
+                       std::to_string(link->second), "one for each part of boundary " + std::to_string(i), ""});
         }
       }
     }

@@ -241,6 +241,99 @@ TEST(Validate, RefusesWrongShapes) {
   ExpectRefused([](Schedule* s) { --s->groups[2].max_in_flight; }, {"in flight", "group F0", "got 8", "at most 7"});
 }
 
+void ExpectRefusedOf(Schedule s, const std::function<void(Schedule*)>& damage, const std::vector<std::string>& parts) {
+  ASSERT_NO_THROW(ValidateSchedule(s));
+  damage(&s);
+  try {
+    ValidateSchedule(s);
+    ADD_FAILURE() << "accepted, expected: " << parts.front();
+  } catch (const Error& error) {
+    for (const std::string& part : parts) EXPECT_THAT(error.what(), HasSubstr(part));
+  }
+}
+
+Schedule Colocated(const std::string& name, int p = 1) {
+  return Generate(name, {.num_layers = 2, .p_a = p, .colocated = true}, Options(2));
+}
+
+constexpr Op W(int stage, int b) { return {OpKind::kWeight, stage, b}; }
+
+TEST(Validate, RefusesWrongWeightGradients) {
+  const auto split = [](const std::function<void(Schedule*)>& damage, const std::vector<std::string>& parts) {
+    ExpectRefusedOf(Colocated("megatron-overlap"), damage, parts);
+  };
+  split([](Schedule* s) { std::iter_swap(Find(&s->groups[0].compute, W(3, 0)), Find(&s->groups[0].compute, B(3, 0))); },
+        {"deadlocks", "group C0", "W3.0", "B3.0"});
+  split([](Schedule* s) { s->groups[0].compute.erase(Find(&s->groups[0].compute, W(3, 0))); },
+        {"missing operation", "group C0", "W3.0"});
+  split([](Schedule* s) { s->groups[0].compute.push_back(W(3, 0)); }, {"operation twice", "group C0", "[W3.0]"});
+  split([](Schedule* s) { s->backward = false; }, {"a split backward without a backward", "megatron-overlap"});
+  split([](Schedule* s) { s->split_backward = false; }, {"W, but the backward is not split", "group C0", "W4.0"});
+  // An activation is held until its W: all of them at the end make every one held.
+  split([](Schedule* s) {
+    std::vector<Op>& list = s->groups[0].compute;
+    std::stable_partition(list.begin(), list.end(), [](const Op& op) { return op.kind != OpKind::kWeight; });
+  }, {"in flight", "group C0", "got 8", "at most 5"});
+  ExpectRefusedOf(Colocated("megatron-1f1b"), [](Schedule* s) { s->groups[0].compute.push_back(W(1, 0)); },
+                  {"W, but the backward is not split", "group C0", "[W1.0]"});
+}
+
+TEST(Validate, RefusesWrongParts) {
+  const auto cut = [](const std::function<void(Schedule*)>& damage, const std::vector<std::string>& parts) {
+    ExpectRefusedOf(Colocated("tutel"), damage, parts);
+  };
+  const Op part{OpKind::kForward, 3, 1, 1};
+  const Op send{OpKind::kSendForward, 2, 1, 1};
+  const Op gradients{OpKind::kRecvBackward, 3, 1, 1};
+  cut([&](Schedule* s) { s->groups[0].compute.erase(Find(&s->groups[0].compute, part)); },
+      {"missing operation", "group C0", "F3.1/1"});
+  cut([&](Schedule* s) { s->groups[0].comm.erase(Find(&s->groups[0].comm, send)); }, {"missing send", "group C0", ">F2.1/1"});
+  cut([&](Schedule* s) { s->groups[0].comm.erase(Find(&s->groups[0].comm, gradients)); },
+      {"missing receive", "group C0", "<B3.1/1"});
+  cut([](Schedule* s) { s->groups[0].compute.push_back({OpKind::kForward, 3, 1, 2}); }, {"no such", "group C0", "[F3.1/2]"});
+  cut([](Schedule* s) { s->groups[0].compute.push_back({OpKind::kForward, 2, 1, 1}); }, {"no such", "group C0", "[F2.1/1]"});
+  cut([](Schedule* s) { s->stage_parts = {1, 2, 3, 2, 1}; }, {"parts that do not match", "stage 2", "3 parts", "2 as"});
+  cut([](Schedule* s) { s->stage_parts[4] = 0; }, {"a stage without parts", "stage 4"});
+  cut([](Schedule* s) { s->stage_parts.pop_back(); }, {"wrong number of stages with parts", "got 4", "expected 5"});
+  // Attention takes both parts of a message at once: with one slot it would wait for ever.
+  cut([](Schedule* s) { s->links[0].slots = 1; }, {"fewer slots", "link C0 -> C0 forward", "got 1", "boundary 1"});
+  cut([](Schedule* s) { s->links[1].slots = 1; }, {"fewer slots", "link C0 -> C0 backward", "got 1", "boundary 0"});
+  cut([](Schedule* s) { s->part_group.assign(3, 0); }, {"wrong number of groups of parts", "got 3", "expected 10"});
+  // Part 1 of stage 1 belongs to C1, but C0 computes it.
+  ExpectRefusedOf(Colocated("tutel", 2), [](Schedule* s) {
+    for (int g : s->stage_group) s->part_group.insert(s->part_group.end(), {g, g});
+    s->part_group[1 * 2 + 1] = 1;
+  }, {"wrong group", "group C0", "[F1.0/1]", "it in group C1"});
+}
+
+// A model's clock agrees that one slot for two parts taken at once stops.
+TEST(Validate, SlotsOfPartsAsTheModelRuns) {
+  Schedule s = Colocated("tutel");
+  s.links[0].slots = 1;
+  EXPECT_TRUE(RunModel(s, {.bounded = true, .exchange = 1}).deadlock);
+  s.links[0].slots = 2;
+  EXPECT_NO_THROW(ValidateSchedule(s));
+  EXPECT_FALSE(RunModel(s, {.bounded = true, .exchange = 1}).deadlock);
+}
+
+TEST(Validate, RefusesWrongRoutes) {
+  const auto routed = [](const std::function<void(Schedule*)>& damage, const std::vector<std::string>& parts) {
+    ExpectRefusedOf(Colocated("megatron-1f1b", 2), damage, parts);
+  };
+  // Micro-batch 1 takes route 1, the other way round, but its operations are where they were.
+  routed([](Schedule* s) {
+    s->num_routes = 2;
+    s->stage_group.insert(s->stage_group.end(), {1, 1, 0, 0, 0});
+  }, {"wrong group", "group C0", "[F0.1]", "it in group C1"});
+  routed([](Schedule* s) { s->num_routes = 2; }, {"wrong number of stages", "got 5", "expected 10"});
+  routed([](Schedule* s) { s->num_routes = 3; }, {"one route or two", "got 3"});
+  routed([](Schedule* s) {
+    s->num_routes = 2;
+    s->stage_group.insert(s->stage_group.end(), {0, 0, 1, 1, 1});
+    s->part_group.assign(5, 0);
+  }, {"several routes"});
+}
+
 // Moves `op` before `before` and writes the transfers anew, so that only the order of computing is wrong.
 void Reorder(Schedule* s, int g, Op op, Op before) {
   std::vector<Op>* list = &s->groups[g].compute;
