@@ -32,7 +32,8 @@ class Engine {
     int64_t key = 0;  // forward after backward, then by time
     int32_t message = 0;
     int32_t flight = 0;
-    bool operator<(const Job& o) const { return key != o.key ? key > o.key : message > o.message; }  // heap: smallest first
+    // A heap has its smallest first.
+    bool operator<(const Job& o) const { return key != o.key ? key > o.key : message > o.message; }
   };
   // One direction of one fabric of a class.
   struct LinkEnd {
@@ -67,8 +68,7 @@ class Engine {
     int32_t message = 0;
     int32_t src = 0, dst = 0;    // groups
     int32_t first_side = 0;
-    int32_t senders_left = 0;    // classes that have not sent all
-    int32_t receivers_left = 0;  // classes that have not used it
+    int32_t senders_left = 0, receivers_left = 0;  // classes that have not sent all, that have not used it
     int32_t local = -1;          // flight of its local phase
     int64_t latency = 0;
     int64_t posted = 0;          // by the last of the senders so far
@@ -78,11 +78,13 @@ class Engine {
     bool used[kFabrics] = {false, false}, started[kFabrics] = {false, false};  // by its senders
   };
 
+  int RankOf(int c) const;
   int ClassesOf(int group) const { return first_class_[group + 1] - first_class_[group]; }
   Side& SenderSide(const Flight& f, int c) { return sides_[f.first_side + c - first_class_[f.src]]; }
-  Side& ReceiverSide(const Flight& f, int c) { return sides_[f.first_side + ClassesOf(f.src) + c - first_class_[f.dst]]; }
+  Side& ReceiverSide(const Flight& f, int c) {
+    return sides_[f.first_side + ClassesOf(f.src) + c - first_class_[f.dst]];
+  }
   LinkEnd& End(int c, int fabric, bool receive) { return ends_[(c * kFabrics + fabric) * 2 + receive]; }
-  int RankOf(int c) const;
 
   // engine.cc: computations.
   void Handle(const Event& event);
@@ -123,7 +125,6 @@ class Engine {
   void FindLimit(SimResult* result) const;
   [[noreturn]] void ThrowDeadlock() const;
   std::string WhatItAwaits(const Worker& w) const;
-
   const Schedule& s_;
   const StepCosts& costs_;
   const SimOptions options_;
@@ -135,7 +136,7 @@ class Engine {
   std::vector<Worker> workers_;
   std::vector<ClassAccount> accounts_;
   std::vector<std::vector<TraceEvent>> events_;
-  std::vector<LinkEnd> ends_;
+  std::vector<LinkEnd> ends_;  // of each class: NIC send, NIC receive, NVLink send, NVLink receive
   std::vector<Flight> flights_;
   std::vector<Side> sides_;
   std::vector<int32_t> free_flights_;

@@ -84,8 +84,9 @@ std::string Engine::WhatItAwaits(const Worker& w) const {
 
 void Engine::ThrowDeadlock() const {
   const auto stuck = std::find_if(workers_.begin(), workers_.end(), [](const Worker& w) { return w.next != w.end; });
-  throw Error({"the schedule deadlocks", "group " + s_.groups[stuck->group].name + ", " + PrintOp(plan_.ops[stuck->next]),
-               "it waits for " + WhatItAwaits(*stuck), "", "`disagmoe schedule FILE --grid` draws how far it runs"});
+  const std::string where = "group " + s_.groups[stuck->group].name + ", " + PrintOp(plan_.ops[stuck->next]);
+  throw Error({"the schedule deadlocks", where, "it waits for " + WhatItAwaits(*stuck), "",
+               "`disagmoe schedule FILE --grid` draws how far it runs"});
 }
 
 SimResult Simulate(const Schedule& schedule, const StepCosts& costs, const SimOptions& options) {

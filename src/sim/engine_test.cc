@@ -1,4 +1,4 @@
-// The engine against the design's table and closed forms (figures of an independent event model, schedule.md section 4).
+// The engine against the design's table (figures of an independent event model, schedule.md section 4), closed forms.
 #include <gtest/gtest.h>
 
 #include "base/error.h"
@@ -51,7 +51,7 @@ TEST(Engine, TestVectors) {
       {2, 3, 8, 4, 500, 56000, {11, 9, 7, 5}},
   };
   for (const Row& row : rows) {
-    SCOPED_TRACE(testing::Message() << "p " << row.p << " L " << row.layers << " M " << row.micro_batches << " q " << row.round);
+    SCOPED_TRACE(testing::Message() << "p " << row.p << " L " << row.layers << " M " << row.micro_batches);
     const Schedule s = Generate("af-pipe", Square(row.p, row.layers), Options(row.micro_batches, row.round));
     for (bool bounded : {false, true}) {
       const SimResult result = Simulate(s, UnitCosts(s, row.transfer), {.bounded_slots = bounded});
@@ -98,7 +98,7 @@ TEST(Engine, DeadlockNamesWhatIsMissing) {
   held.sync_exchange = true;
   MadeUpCosts held_costs(held);
   held_costs.transfer = [](const Op& op, int, bool) { return TransferCost{.nic_ns = op.stage == 0 ? 1 : 0}; };
-  EXPECT_NE(MessageOf(held, held_costs).find("the group's own exchanges >F0.1"), std::string::npos) << MessageOf(held, held_costs);
+  EXPECT_NE(MessageOf(held, held_costs).find("the group's own exchanges >F0.1"), std::string::npos);
   EXPECT_EQ(MessageOf(held, held_costs, {.sync_exchange = false}), "no error");
 }
 
@@ -109,7 +109,8 @@ TEST(Engine, ClosedFormWithoutTransferTime) {
       for (int q : {2 * p, 2 * p + 1, 4 * p}) {
         const int m = 2 * q;
         const Schedule s = Generate("af-pipe", Square(p, p * v), Options(m, q));
-        EXPECT_EQ(Simulate(s, UnitCosts(s, 0)).step_ns, (m * v + 2 * p - 1) * 3000) << "p " << p << " v " << v << " q " << q;
+        SCOPED_TRACE(testing::Message() << "p " << p << " v " << v << " q " << q);
+        EXPECT_EQ(Simulate(s, UnitCosts(s, 0)).step_ns, (m * v + 2 * p - 1) * 3000);
       }
     }
   }

@@ -44,7 +44,9 @@ TEST(Hand, FullDuplex) {
                                                  {"F0", "F1.0 F2.0 B2.0 B1.0 F1.1 F2.1 B2.1 B1.1"}});
   MadeUpCosts costs(s);
   costs.compute = [](const Op& op, int) { return op.stage == 2 ? 0 : 10; };
-  costs.transfer = [](const Op& op, int, bool) { return op.stage == 0 ? TransferCost{.nic_ns = 30, .nic_bytes = 8} : TransferCost{}; };
+  costs.transfer = [](const Op& op, int, bool) {
+    return op.stage == 0 ? TransferCost{.nic_ns = 30, .nic_bytes = 8} : TransferCost{};
+  };
   costs.step_end = [](int c) { return c == 0 ? StepEndCost{.reduce_ns = 3, .optimizer_ns = 4} : StepEndCost{}; };
   const SimResult r = Traced(s, costs);
   EXPECT_EQ(r.step_ns, 137);
@@ -152,7 +154,7 @@ TEST(Hand, SyncExchange) {
   Schedule s = HandSchedule(2, {0, 0, 0}, {{"C0", "F0.0 F0.1 F1.0 F2.0 F1.1 F2.1"}});
   MadeUpCosts costs(s);
   costs.compute = [](const Op& op, int) { return op.stage == 2 ? 0 : 10; };
-  costs.transfer = [](const Op& op, int, bool) { return op.stage == 0 ? TransferCost{.nvlink_ns = 6} : TransferCost{}; };
+  costs.transfer = [](const Op& op, int, bool) { return TransferCost{.nvlink_ns = op.stage == 0 ? 6 : 0}; };
   EXPECT_EQ(Traced(s, costs).step_ns, 40);
   s.sync_exchange = true;
   const SimResult r = Traced(s, costs);

@@ -55,8 +55,8 @@ TEST(Memory, SplitBackward) {
 // The workspace of W, 70, shows it: 70 + 70 = 140 against 130 + 70 = 200 where W1 runs before B0 (100 + 30).
 TEST(Memory, WhatStaysUntilW) {
   for (bool late : {false, true}) {
-    const Schedule s = HandSchedule(
-        1, {0, 0, 0}, {{"C0", late ? "F0.0 F1.0 F2.0 B2.0 W2.0 B1.0 B0.0 W1.0 W0.0" : "F0.0 F1.0 F2.0 B2.0 W2.0 B1.0 W1.0 B0.0 W0.0"}});
+    const std::string end = late ? "B0.0 W1.0 W0.0" : "W1.0 B0.0 W0.0";
+    const Schedule s = HandSchedule(1, {0, 0, 0}, {{"C0", "F0.0 F1.0 F2.0 B2.0 W2.0 B1.0 " + end}});
     MadeUpCosts costs(s);
     costs.compute = [](const Op&, int) { return 10; };
     costs.activation = [](const Op& op, int, bool after) {

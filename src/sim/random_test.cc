@@ -90,7 +90,9 @@ Schedule RandomSchedule(uint64_t seed) {
     const bool beside = i > 0 && s.stage_parts[i - 1] > 1;
     s.stage_parts.push_back(rng.Below(2) > 0 ? 1 : beside ? s.stage_parts[i - 1] : 2 + static_cast<int>(rng.Below(2)));
   }
-  for (int i = 0; i < s.num_stages() * s.max_parts() && scattered; ++i) s.part_group.push_back(static_cast<int>(rng.Below(groups)));
+  for (int i = 0; i < s.num_stages() * s.max_parts() && scattered; ++i) {
+    s.part_group.push_back(static_cast<int>(rng.Below(groups)));
+  }
   int rank = 0;
   for (int g = 0; g < groups; ++g) {
     GroupSchedule group;
