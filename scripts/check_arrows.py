@@ -12,11 +12,12 @@ ARROWS = {
     "cost": ["base", "spec", "schedule"],
     "trace": ["base"],
     "sim": ["base", "spec", "schedule", "cost", "trace"],
+    "plan": ["base", "spec", "schedule", "cost", "sim", "trace"],
     "io": ["base"],
     "transport": ["base"],
     "layers": ["base", "spec"],
     "runtime": ["base", "schedule", "spec", "trace", "io", "transport", "layers"],
-    "cli": ["base", "schedule", "spec", "trace", "io", "transport"],
+    "cli": ["base", "schedule", "spec", "cost", "sim", "plan", "trace", "io", "transport"],
 }
 # What the tests of a folder (*_test.cc) may include besides: layers read files of another implementation.
 TEST_ARROWS = {"layers": ["io"]}

@@ -31,6 +31,20 @@ struct ScheduleArguments {
 };
 int ScheduleCommand(const ScheduleArguments& arguments);
 
+// A model on a cluster.
+struct SimulateArguments {
+  std::string model, cluster;
+  std::vector<std::string> schedules;  // empty: af-pipe, megatron-1f1b, megatron-overlap; "all"
+  std::vector<std::string> sequences;  // "4k", "8192"; empty: 4k
+  std::vector<std::string> settings;   // "key=value", or "SCHEDULE:key=value"
+  std::string expert_load;             // JSON file with an array of relative loads
+  std::string trace;                   // Perfetto JSON of the (only) simulation
+  bool workers = false;                // a row a worker class
+  bool any_memory = false;             // compare layouts that do not fit as well
+  bool json = false;
+};
+int SimulateCommand(const SimulateArguments& arguments);
+
 struct DataArguments {
   std::vector<std::string> inputs;
   std::string out;

@@ -16,6 +16,7 @@ struct CommandLine {
   ScheduleArguments schedule;
   DataArguments data;
   TimelineArguments timeline;
+  SimulateArguments simulate;
   ModelArguments model;
   bool json = false;
   bool help = false;
@@ -49,6 +50,16 @@ void AddCommands(CommandLine& line) {
   schedule->add_flag("--check", line.schedule.check);
   schedule->add_option("--transfer", line.schedule.transfer);
   schedule->add_option("--columns", line.schedule.columns);
+  CLI::App* simulate = AddCommand(line, "simulate");
+  simulate->add_option("model", line.simulate.model);
+  simulate->add_option("cluster", line.simulate.cluster);
+  simulate->add_option("--schedule", line.simulate.schedules)->delimiter(',');
+  simulate->add_option("--seq", line.simulate.sequences)->delimiter(',');
+  simulate->add_option("--set", line.simulate.settings);
+  simulate->add_option("--expert-load", line.simulate.expert_load);
+  simulate->add_option("--trace", line.simulate.trace);
+  simulate->add_flag("--workers", line.simulate.workers);
+  simulate->add_flag("--any-memory", line.simulate.any_memory);
   CLI::App* data = AddCommand(line, "data");
   data->add_option("inputs", line.data.inputs);
   data->add_option("--out", line.data.out);
@@ -91,6 +102,12 @@ int Dispatch(CommandLine& line, const std::string& command) {
     need(line.schedule.config, "CONFIG.toml");
     line.schedule.json = line.json;
     return ScheduleCommand(line.schedule);
+  }
+  if (command == "simulate") {
+    need(line.simulate.model, "a model");
+    need(line.simulate.cluster, "a cluster");
+    line.simulate.json = line.json;
+    return SimulateCommand(line.simulate);
   }
   if (command == "data") {
     if (line.data.inspect.empty()) need(line.data.out, "--out PREFIX");

@@ -160,13 +160,17 @@ bool Job::colocated() const {
 
 bool Job::overlaps() const { return schedule != "megatron-1f1b"; }
 
-void CheckJob(const Job& job) {
+void CheckName(const Job& job) {
   const auto known = std::any_of(ScheduleNames().begin(), ScheduleNames().end(), [&](const auto& n) { return n.name == job.schedule; });
   if (!known) {
     std::string names;
     for (const ScheduleName& n : ScheduleNames()) names += (names.empty() ? "" : ", ") + n.name;
     Refuse("unknown schedule", "--schedule", "\"" + job.schedule + "\"", names);
   }
+}
+
+void CheckJob(const Job& job) {
+  CheckName(job);
   const std::string layout = job.colocated() ? "p * ep = " : "p_a * m + p_f * n = ";
   const int workers = job.workers();
   if (job.cluster.gpus % workers != 0) {

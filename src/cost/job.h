@@ -70,6 +70,8 @@ struct Job {
   bool overlaps() const;
 };
 
+// Throws Error for an unknown schedule.
+void CheckName(const Job& job);
 // Throws Error where numbers cannot be: more workers than GPUs, a batch that does not divide, more workers than experts.
 void CheckJob(const Job& job);
 

@@ -1,0 +1,286 @@
+// disagmoe simulate MODEL CLUSTER: what each way of training costs.
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "cli/commands.h"
+#include "plan/evaluate.h"
+
+namespace disagmoe {
+namespace {
+
+using nlohmann::ordered_json;
+
+int64_t ParseTokens(const std::string& text) {
+  size_t used = 0;
+  int64_t value = 0;
+  try {
+    value = std::stoll(text, &used);
+  } catch (const std::exception&) {
+    used = 0;
+  }
+  const std::string rest = used > 0 ? text.substr(used) : "?";
+  if (rest == "k" || rest == "K") value *= 1024;
+  if (value >= 1 && value <= (int64_t{1} << 24) && (rest.empty() || rest == "k" || rest == "K")) return value;
+  throw Error({"value not allowed", "--seq", "\"" + text + "\"", "tokens, such as 4096 or 4k", ""});
+}
+
+std::vector<std::string> SchedulesOf(const SimulateArguments& a) {
+  if (a.schedules.empty()) return {"af-pipe", "megatron-1f1b", "megatron-overlap"};
+  std::vector<std::string> out;
+  for (const std::string& name : a.schedules) {
+    if (name != "all") {
+      out.push_back(name);
+      continue;
+    }
+    for (const ScheduleName& known : ScheduleNames()) out.push_back(known.name);
+  }
+  return out;
+}
+
+// A setting is "key=value" for every schedule, or "SCHEDULE:key=value".
+void ApplySettings(const SimulateArguments& a, Job* job, Fixed* fixed) {
+  for (const std::string& setting : a.settings) {
+    const size_t equal = setting.find('=');
+    if (equal == std::string::npos) {
+      throw Error({"not a setting", "--set", "\"" + setting + "\"", "key=value or SCHEDULE:key=value", ""});
+    }
+    std::string name = setting.substr(0, equal);
+    if (const size_t colon = name.find(':'); colon != std::string::npos) {
+      if (name.substr(0, colon) != job->schedule) continue;
+      name = name.substr(colon + 1);
+    }
+    SetKnob(job, name, setting.substr(equal + 1));
+    fixed->insert(name);
+  }
+}
+
+// A setting for a schedule that is not simulated is a mistake, not a wish.
+void CheckPrefixes(const SimulateArguments& a, const std::vector<std::string>& schedules) {
+  for (const std::string& setting : a.settings) {
+    const size_t colon = setting.find(':');
+    if (colon == std::string::npos || colon > setting.find('=')) continue;
+    const std::string name = setting.substr(0, colon);
+    if (std::find(schedules.begin(), schedules.end(), name) != schedules.end()) continue;
+    throw Error({"a setting that is not used", "--set " + setting, name, "one of the schedules simulated", ""});
+  }
+}
+
+std::vector<double> ReadExpertLoad(const std::string& path) {
+  std::ifstream in(path);
+  if (!in) throw Error({"cannot read expert loads", path, "", "a JSON array of numbers, one an expert", ""});
+  std::vector<double> out;
+  try {
+    for (const auto& x : nlohmann::json::parse(in)) {
+      out.push_back(x.get<double>());
+      if (!(out.back() >= 0)) throw Error({"a load below zero", path, x.dump(), "relative loads", ""});
+    }
+  } catch (const nlohmann::json::exception& e) {
+    throw Error({"cannot read expert loads", path, e.what(), "a JSON array of numbers, one an expert", ""});
+  }
+  return out;
+}
+
+std::string Gb(int64_t bytes) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.1f", static_cast<double>(bytes) * 1e-9);
+  return text;
+}
+
+ordered_json WorkersJson(const Evaluation& e) {
+  ordered_json out = ordered_json::array();
+  for (size_t c = 0; c < e.classes.size(); ++c) {
+    const ClassTimes& t = e.sim.times[c];
+    const ClassMemory& m = e.sim.memory[c];
+    ordered_json row{{"name", e.class_names[c]},
+                     {"workers", e.classes[c].count},
+                     {"compute_ns", t.compute_ns},
+                     {"overlapped_ns", t.overlapped_ns},
+                     {"exposed_ns", t.exposed_ns},
+                     {"bubble_ns", t.bubble_ns},
+                     {"optimizer_ns", t.optimizer_ns},
+                     {"reduce_ns", t.reduce_ns},
+                     {"nic_send_ns", t.nic_send_ns},
+                     {"nic_receive_ns", t.nic_receive_ns},
+                     {"nvlink_send_ns", t.nvlink_send_ns},
+                     {"nvlink_receive_ns", t.nvlink_receive_ns},
+                     {"nic_bytes_sent", t.nic_bytes_sent},
+                     {"nvlink_bytes_sent", t.nvlink_bytes_sent},
+                     {"static_bytes", m.static_bytes},
+                     {"peak_bytes", m.peak_bytes},
+                     {"peak_at_ns", m.peak_at_ns},
+                     {"peak_op", m.peak_op},
+                     {"limit_bytes", m.limit_bytes}};
+    if (!m.fits()) row["out_of_memory"] = {{"at_ns", m.over_at_ns}, {"op", m.over_op}};
+    out.push_back(row);
+  }
+  return out;
+}
+
+ordered_json ToJson(const Evaluation& e) {
+  const Job& j = e.job;
+  return {{"schedule", j.schedule},
+          {"seq_length", j.seq_length},
+          {"global_batch", j.global_batch},
+          {"layout", LayoutText(e)},
+          {"p_a", j.p_a},
+          {"p_f", j.colocated() ? 0 : j.p_f},
+          {"m", j.m},
+          {"n", j.colocated() ? 0 : j.n},
+          {"virtual_stages", j.colocated() ? j.virtual_stages : 0},
+          {"replicas", j.replicas()},
+          {"sequences", j.sequences},
+          {"micro_batches", j.micro_batches()},
+          {"round", e.round},
+          {"parts", e.parts},
+          {"recompute", j.recompute},
+          {"step_ns", e.sim.step_ns},
+          {"tokens_per_second_per_gpu", e.tokens_per_gpu},
+          {"tflops_per_gpu", e.tflops_per_gpu},
+          {"mfu", e.mfu},
+          {"compute", e.compute},
+          {"overlapped", e.overlapped},
+          {"exposed", e.exposed},
+          {"bubble", e.bubble},
+          {"peak_bytes", e.peak_bytes},
+          {"fits", e.fits},
+          {"limit", e.sim.limit},
+          {"limit_ns", e.sim.limit_ns},
+          {"all_to_all_efficiency", j.cluster.efficiency.all_to_all},
+          {"m2n_efficiency", j.colocated() ? ordered_json() : ordered_json(j.cluster.efficiency.m2n)},
+          {"dedup", j.dedup == Dedup::kExpert ? "expert" : j.dedup == Dedup::kWorker ? "worker" : "node"},
+          {"workers", WorkersJson(e)}};
+}
+
+void PrintHead(const Job& job) {
+  const EfficiencySpec& e = job.cluster.efficiency;
+  std::printf("%s on %s (%d x %s), batch of %lld sequences\n", job.model.name.c_str(), job.cluster.name.c_str(),
+              job.cluster.gpus, job.cluster.gpu.name.c_str(), static_cast<long long>(job.global_batch));
+  std::printf("efficiencies: attention %.2f/%.2f, GEMM %.2f, experts %.2f, all-to-all %.2f, M2N %.2f of the NIC's %g GB/s\n",
+              e.attention_forward, e.attention_backward, e.gemm, e.grouped_gemm, e.all_to_all, e.m2n, job.cluster.nic_gbytes_s);
+}
+
+const char* DedupName(Dedup d) { return d == Dedup::kExpert ? "expert" : d == Dedup::kWorker ? "worker" : "node"; }
+
+void PrintRow(const Evaluation& e, const Evaluation* plain, const Evaluation* overlap) {
+  const auto times = [&](const Evaluation* base) {
+    char text[16] = "     -";
+    if (base) std::snprintf(text, sizeof text, "%5.2fx", e.tokens_per_gpu / base->tokens_per_gpu);
+    return std::string(text);
+  };
+  std::printf("%-16s %9.3f %7.0f %6.0f %5.1f | %4.0f %4.0f %4.0f %4.0f | %5s | %5.2f | %s %s | %s%s; a row per %s\n",
+              e.job.schedule.c_str(), e.step_seconds, e.tokens_per_gpu, e.tflops_per_gpu, 100 * e.mfu, 100 * e.compute,
+              100 * e.overlapped, 100 * e.exposed, 100 * e.bubble, Gb(e.peak_bytes).c_str(), e.over_limit(),
+              times(plain).c_str(), times(overlap).c_str(), LayoutText(e).c_str(), e.fits ? "" : "; OUT OF MEMORY",
+              DedupName(e.job.dedup));
+  if (!e.fits) {
+    const ClassMemory& m = e.sim.memory[e.fullest];
+    std::printf("    %s needs %s GB of %s (%s GB without activations); above it from %.3f s on, at %s\n",
+                e.class_names[e.fullest].c_str(), Gb(m.peak_bytes).c_str(), Gb(m.limit_bytes).c_str(),
+                Gb(m.static_bytes).c_str(), static_cast<double>(std::max<int64_t>(0, m.over_at_ns)) * 1e-9, m.over_op.c_str());
+  }
+}
+
+void PrintWorkers(const Evaluation& e) {
+  std::printf("    %-8s %7s | %8s %10s %8s %8s %9s | %9s %9s | %7s %7s\n", "worker", "number", "compute", "overlapped",
+              "exposed", "bubble", "= step s", "NIC out s", "NIC in s", "GB", "static");
+  for (size_t c = 0; c < e.classes.size(); ++c) {
+    const ClassTimes& t = e.sim.times[c];
+    const auto s = [](int64_t ns) { return static_cast<double>(ns) * 1e-9; };
+    std::printf("    %-8s %7d | %8.3f %10.3f %8.3f %8.3f %9.3f | %9.3f %9.3f | %7s %7s\n", e.class_names[c].c_str(),
+                e.classes[c].count, s(t.compute_ns), s(t.overlapped_ns), s(t.exposed_ns), s(t.bubble_ns), e.step_seconds,
+                s(t.nic_send_ns), s(t.nic_receive_ns), Gb(e.sim.memory[c].peak_bytes).c_str(),
+                Gb(e.sim.memory[c].static_bytes).c_str());
+  }
+  std::printf("    limit: %s, %.3f s\n", e.sim.limit.c_str(), static_cast<double>(e.sim.limit_ns) * 1e-9);
+}
+
+// Layout settings that leave nothing to search.
+bool LayoutGiven(const Job& job, const Fixed& fixed) {
+  const bool groups = fixed.contains("p") || (fixed.contains("p_a") && fixed.contains("p_f"));
+  if (job.colocated()) return groups && fixed.contains("ep");
+  return (groups || job.schedule == "hetermoe") && fixed.contains("m") && fixed.contains("n");
+}
+
+Evaluation Find(const SimulateArguments& a, const Job& base, const std::string& name, int* tried) {
+  Job job = base;
+  job.schedule = name;
+  CheckName(job);
+  SetScheduleDefaults(&job);
+  Fixed fixed;
+  ApplySettings(a, &job, &fixed);
+  if (LayoutGiven(job, fixed)) {
+    *tried = 1;
+    return Evaluate(job);
+  }
+  LayoutSearch search = SearchLayouts(job, fixed, a.any_memory);
+  *tried = search.simulated;
+  if (search.best) return *search.best;
+  if (search.best_over) return *search.best_over;
+  throw Error({"no layout can be", "schedule " + name, std::to_string(search.considered) + " layouts tried",
+               "one that divides GPUs, layers, batch and fits its state in memory", "fewer settings, more GPUs, or another batch"});
+}
+
+void WriteTrace(const std::string& path, const Evaluation& found) {
+  const Evaluation e = Evaluate(found.job, {.trace = true});
+  std::vector<WorkerName> names;
+  const Schedule schedule = ScheduleOf(e.job);
+  for (size_t c = 0; c < e.classes.size(); ++c) {
+    names.push_back({schedule.groups[e.classes[c].group].ranks[e.classes[c].first_worker], e.class_names[c]});
+  }
+  std::ofstream out(path);
+  out << PerfettoJson(e.sim.events, names);
+  if (!out.flush()) throw Error({"cannot write the trace", path, "", "", ""});
+}
+
+}  // namespace
+
+int SimulateCommand(const SimulateArguments& a) {
+  const std::vector<std::string> schedules = SchedulesOf(a);
+  CheckPrefixes(a, schedules);
+  Job base;
+  base.model = LoadModelShape(a.model);
+  base.cluster = LoadCluster(a.cluster);
+  if (!a.expert_load.empty()) base.expert_load = ReadExpertLoad(a.expert_load);
+  std::vector<int64_t> sequences;
+  for (const std::string& text : a.sequences) sequences.push_back(ParseTokens(text));
+  if (sequences.empty()) sequences.push_back(4096);
+  if (!a.trace.empty() && (schedules.size() != 1 || sequences.size() != 1)) {
+    throw Error({"a trace is of one simulation", "--trace", std::to_string(schedules.size() * sequences.size()), "one schedule, one --seq", ""});
+  }
+  ordered_json json = ordered_json::array();
+  bool any = false;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    base.seq_length = sequences[i];
+    std::vector<Evaluation> rows;
+    std::vector<int> tried(schedules.size());
+    for (size_t k = 0; k < schedules.size(); ++k) rows.push_back(Find(a, base, schedules[k], &tried[k]));
+    const Evaluation* plain = nullptr;
+    const Evaluation* overlap = nullptr;
+    for (const Evaluation& e : rows) {
+      if (e.job.schedule == "megatron-1f1b") plain = &e;
+      if (e.job.schedule == "megatron-overlap") overlap = &e;
+      any |= e.fits;
+    }
+    if (!a.trace.empty()) WriteTrace(a.trace, rows[0]);
+    if (a.json) {
+      for (const Evaluation& e : rows) json.push_back(ToJson(e));
+      continue;
+    }
+    if (i == 0) PrintHead(rows[0].job);
+    std::printf("\n%lld tokens a sequence%*s tok/s/  TFLOP        |  of the step, %%     |  peak | over  | against plain  |\n",
+                static_cast<long long>(sequences[i]), 0, "");
+    std::printf("%-16s %9s %7s %6s %5s | %4s %4s %4s %4s | %5s | %5s | %6s %6s | %s\n", "schedule", "step s", "GPU", "/s/GPU",
+                "MFU%", "comp", "over", "exp", "bub", "GB", "limit", "1f1b", "ovlap", "layout");
+    for (const Evaluation& e : rows) {
+      PrintRow(e, plain, overlap);
+      if (a.workers) PrintWorkers(e);
+    }
+  }
+  if (a.json) std::puts(json.dump(1).c_str());
+  return any ? 0 : 1;
+}
+
+}  // namespace disagmoe
