@@ -197,13 +197,6 @@ void PrintWorkers(const Evaluation& e) {
   std::printf("    limit: %s, %.3f s\n", e.sim.limit.c_str(), static_cast<double>(e.sim.limit_ns) * 1e-9);
 }
 
-// Layout settings that leave nothing to search.
-bool LayoutGiven(const Job& job, const Fixed& fixed) {
-  const bool groups = fixed.contains("p") || (fixed.contains("p_a") && fixed.contains("p_f"));
-  if (job.colocated()) return groups && fixed.contains("ep");
-  return (groups || job.schedule == "hetermoe") && fixed.contains("m") && fixed.contains("n");
-}
-
 Evaluation Find(const SimulateArguments& a, const Job& base, const std::string& name, int* tried) {
   Job job = base;
   job.schedule = name;
@@ -211,16 +204,13 @@ Evaluation Find(const SimulateArguments& a, const Job& base, const std::string& 
   SetScheduleDefaults(&job);
   Fixed fixed;
   ApplySettings(a, &job, &fixed);
-  if (LayoutGiven(job, fixed)) {
-    *tried = 1;
-    return Evaluate(job);
-  }
   LayoutSearch search = SearchLayouts(job, fixed, a.any_memory);
   *tried = search.simulated;
   if (search.best) return *search.best;
   if (search.best_over) return *search.best_over;
+  if (search.mistake) throw Error(*search.mistake);
   throw Error({"no layout can be", "schedule " + name, std::to_string(search.considered) + " layouts tried",
-               "one that divides GPUs, layers, batch and fits its state in memory", "fewer settings, more GPUs, or another batch"});
+               "one whose groups and replicas use all GPUs, with a batch that divides", "fewer --set, another batch, or --any-memory"});
 }
 
 void WriteTrace(const std::string& path, const Evaluation& found) {

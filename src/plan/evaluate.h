@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "cost/job.h"
 #include "sim/simulate.h"
 
@@ -45,6 +46,7 @@ struct LayoutSearch {
   int considered = 0;
   std::optional<Evaluation> best;          // that fits
   std::optional<Evaluation> best_over;     // if none fits: the one with the smallest peak
+  std::optional<ErrorParts> mistake;       // if none can be: why not, of one of them
 };
 // Tries groups, workers, virtual stages, sequences a micro-batch, recomputation (only where nothing fits without), and
 // for tutel its degrees, in the order of a lower bound of the step (the busiest resource; where exchanges hold the

@@ -208,8 +208,8 @@ void Try(const std::vector<Job>& jobs, bool recompute, bool any_memory, LayoutSe
         c.bound_ns /= static_cast<double>(c.job.global_batch);
         candidates.push_back(std::move(c));
       }
-    } catch (const Error&) {
-      // A layout that the generator does not take.
+    } catch (const Error& error) {  // a layout that the generator does not take
+      out->mistake = error.parts();
     }
   }
   std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) { return a.bound_ns < b.bound_ns; });
@@ -226,7 +226,8 @@ void Try(const std::vector<Job>& jobs, bool recompute, bool any_memory, LayoutSe
       } else if (!out->best || per_sequence(e) < per_sequence(*out->best)) {
         out->best = std::move(e);
       }
-    } catch (const Error&) {
+    } catch (const Error& error) {
+      out->mistake = error.parts();
     }
   }
 }
