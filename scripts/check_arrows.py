@@ -9,7 +9,7 @@ ARROWS = {
     "base": [],
     "schedule": ["base"],
     "spec": ["base", "schedule"],
-    "cost": ["base", "spec", "schedule"],
+    "cost": ["base", "spec", "schedule", "trace"],
     "trace": ["base"],
     "sim": ["base", "spec", "schedule", "cost", "trace"],
     "plan": ["base", "spec", "schedule", "cost", "sim", "trace"],

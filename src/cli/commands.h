@@ -64,6 +64,28 @@ struct TimelineArguments {
 };
 int TimelineCommand(const TimelineArguments& arguments);
 
+struct ProfileArguments {
+  std::string config;
+  std::vector<std::string> overrides;
+  std::string out = "profile.json";
+  std::vector<int64_t> seq_lengths;  // besides the configuration's; empty: half of it
+  int64_t rounds = 2;
+  bool json = false;
+};
+int ProfileCommand(const ProfileArguments& arguments);
+
+// simulate --profile: a run of this machine.
+struct SimulateRunArguments {
+  std::string config;
+  std::vector<std::string> overrides;
+  std::string profile;
+  std::string against;  // folder of a run to compare with
+  std::string trace;    // Perfetto JSON
+  std::string out;      // folder for events and configuration, as a run's
+  bool json = false;
+};
+int SimulateRunCommand(const SimulateRunArguments& arguments);
+
 // verify and generate: in the worker program.
 struct ModelArguments {
   std::string command;

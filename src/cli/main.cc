@@ -18,6 +18,8 @@ struct CommandLine {
   TimelineArguments timeline;
   SimulateArguments simulate;
   ModelArguments model;
+  ProfileArguments profile;
+  SimulateRunArguments simulate_run;
   bool json = false;
   bool help = false;
   bool version = false;
@@ -58,6 +60,10 @@ void AddCommands(CommandLine& line) {
   simulate->add_option("--set", line.simulate.settings);
   simulate->add_option("--expert-load", line.simulate.expert_load);
   simulate->add_option("--trace", line.simulate.trace);
+  simulate->add_option("overrides", line.simulate_run.overrides);
+  simulate->add_option("--profile", line.simulate_run.profile);
+  simulate->add_option("--against", line.simulate_run.against);
+  simulate->add_option("--out", line.simulate_run.out);
   simulate->add_flag("--workers", line.simulate.workers);
   simulate->add_flag("--any-memory", line.simulate.any_memory);
   CLI::App* data = AddCommand(line, "data");
@@ -71,6 +77,12 @@ void AddCommands(CommandLine& line) {
   timeline->add_option("--svg", line.timeline.svg);
   timeline->add_option("--step", line.timeline.step);
   timeline->add_option("--columns", line.timeline.columns);
+  CLI::App* profile = AddCommand(line, "profile");
+  profile->add_option("config", line.profile.config);
+  profile->add_option("overrides", line.profile.overrides);
+  profile->add_option("--out", line.profile.out);
+  profile->add_option("--seq", line.profile.seq_lengths)->delimiter(',')->check(CLI::PositiveNumber)->expected(1);
+  profile->add_option("--rounds", line.profile.rounds)->check(CLI::Range(1, 1000));
   CLI::App* verify = AddCommand(line, "verify");
   verify->add_option("out", line.model.from);
   verify->add_option("--steps", line.model.steps)->check(CLI::PositiveNumber);
@@ -89,6 +101,20 @@ void AddCommands(CommandLine& line) {
   throw Error({what, program, got.empty() ? "" : "'" + got + "'", {}, program + " --help"});
 }
 
+// The words after the configuration are settings; the first was taken for a cluster.
+int SimulateRun(CommandLine& line) {
+  SimulateRunArguments& run = line.simulate_run;
+  const SimulateArguments& words = line.simulate;
+  if (!words.schedules.empty() || !words.sequences.empty() || !words.settings.empty() || !words.expert_load.empty()) {
+    Misuse("an option for models and clusters", "simulate", "--profile " + run.profile);
+  }
+  run.config = words.model;
+  run.trace = words.trace;
+  if (!words.cluster.empty()) run.overrides.insert(run.overrides.begin(), words.cluster);
+  run.json = line.json;
+  return SimulateRunCommand(run);
+}
+
 int Dispatch(CommandLine& line, const std::string& command) {
   auto need = [&](const std::string& value, const char* what) {
     if (value.empty()) Misuse(std::string(what) + " is missing", command, "");
@@ -103,7 +129,15 @@ int Dispatch(CommandLine& line, const std::string& command) {
     line.schedule.json = line.json;
     return ScheduleCommand(line.schedule);
   }
+  if (command == "simulate" && !line.simulate_run.profile.empty()) {
+    need(line.simulate.model, "CONFIG.toml");
+    return SimulateRun(line);
+  }
   if (command == "simulate") {
+    for (const std::string& word : line.simulate_run.overrides) Misuse("unexpected argument", command, word);
+    for (const auto* option : {&line.simulate_run.against, &line.simulate_run.out}) {
+      if (!option->empty()) Misuse("an option that needs --profile", command, *option);
+    }
     need(line.simulate.model, "a model");
     need(line.simulate.cluster, "a cluster");
     line.simulate.json = line.json;
@@ -120,6 +154,11 @@ int Dispatch(CommandLine& line, const std::string& command) {
     line.model.command = command;
     line.model.json = line.json;
     return ModelCommand(line.model);
+  }
+  if (command == "profile") {
+    need(line.profile.config, "CONFIG.toml");
+    line.profile.json = line.json;
+    return ProfileCommand(line.profile);
   }
   need(line.timeline.out, "the folder of a run");
   line.timeline.json = line.json;

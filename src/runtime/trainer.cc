@@ -140,17 +140,21 @@ StepRecord Trainer::Step(int64_t step) {
   const double clip = ClipCoefficient(t.clip_grad, record.grad_norm);
   if (!t.shard_optimizer || context_.on_gradients) collectives_.AllGather(store_.flat_grad(), buckets_, pass_);
   if (context_.on_gradients) context_.on_gradients(step, store_);
+  const int64_t optimizer_begin = NowNs();
   optimizer_.Step(step, record.lr, clip);
+  store_.ZeroGrad();
+  const int64_t optimizer_end = NowNs();
   if (t.shard_optimizer) {
     ++pass_;
     context_.status->Doing("gathering weights of step " + std::to_string(step));
     collectives_.AllGather(store_.flat_master(), buckets_, pass_);
     for (const auto& b : buckets_) store_.Refresh(b.range.begin, b.range.end);
   }
-  store_.ZeroGrad();
   const int64_t end = NowNs();
   waits_.Record(Stream::kStep, "step", begin, end);
-  waits_.Record(Stream::kStep, "gradients and optimizer", end_begin, end);
+  waits_.Record(Stream::kStep, "reduce", end_begin, optimizer_begin);
+  waits_.Record(Stream::kStep, "optimizer", optimizer_begin, optimizer_end);
+  if (t.shard_optimizer) waits_.Record(Stream::kStep, "gather", optimizer_end, end);
   waits_.Trace(nullptr, step);
   const double exposed = static_cast<double>(waits_.exposed_ns() - exposed0) * 1e-9;
   const double bubble = static_cast<double>(waits_.bubble_ns() - bubble0) * 1e-9;

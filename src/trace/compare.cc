@@ -1,0 +1,152 @@
+#include "trace/compare.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+
+#include "base/error.h"
+
+namespace disagmoe {
+namespace {
+
+using Names = std::vector<std::string>;
+constexpr std::array<const char*, 4> kOrders = {"computations", "sends", "receives of activations",
+                                                "receives of gradients"};
+
+// Names of one stream in order of time; -1 if the event is in none.
+int OrderOf(const TraceEvent& e) {
+  switch (e.stream) {
+    case Stream::kForward:
+    case Stream::kBackward:
+      return 0;
+    case Stream::kSend:
+      return 1;
+    case Stream::kReceive:
+      return e.name.size() > 1 && e.name[1] == 'B' ? 3 : 2;
+    default:
+      return -1;
+  }
+}
+
+std::array<Names, 4> OrdersOf(std::vector<const TraceEvent*> events) {
+  std::stable_sort(events.begin(), events.end(),
+                   [](const TraceEvent* a, const TraceEvent* b) { return a->begin_ns < b->begin_ns; });
+  std::array<Names, 4> orders;
+  std::array<std::set<std::string>, 4> seen;
+  for (const TraceEvent* e : events) {
+    const int order = OrderOf(*e);
+    if (order >= 0 && seen[order].insert(e->name).second) orders[order].push_back(e->name);
+  }
+  return orders;
+}
+
+std::string FirstDifference(const std::array<Names, 4>& simulated, const std::array<Names, 4>& measured, int64_t step) {
+  for (size_t o = 0; o < kOrders.size(); ++o) {
+    const Names &a = simulated[o], &b = measured[o];
+    const size_t n = std::max(a.size(), b.size());
+    for (size_t i = 0; i < n; ++i) {
+      if (i < a.size() && i < b.size() && a[i] == b[i]) continue;
+      auto name = [i](const Names& names) { return i < names.size() ? names[i] : "nothing"; };
+      return std::string(kOrders[o]) + ", number " + std::to_string(i + 1) + ": simulated " + name(a) + ", measured " +
+             name(b) + " (step " + std::to_string(step) + ")";
+    }
+  }
+  return "";
+}
+
+std::string KindOf(const TraceEvent& e, int head_stage) {
+  if (e.stream == Stream::kStep) return e.name == "step" ? "" : e.name;
+  if (e.stream == Stream::kWait) return e.name;
+  if (e.stream != Stream::kForward && e.stream != Stream::kBackward) return "";
+  const int stage = std::stoi(e.name.substr(1));
+  const std::string direction = e.name[0] == 'F' ? " forward" : e.name[0] == 'B' ? " backward" : " weights";
+  return (stage == head_stage ? "head" : stage % 2 == 0 ? "attention" : "FFN") + direction;
+}
+
+int64_t Median(std::vector<int64_t> values) {
+  DM_CHECK(!values.empty(), "a median of nothing");
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+using ByStep = std::map<int64_t, std::vector<const TraceEvent*>>;
+
+std::map<std::string, std::pair<int64_t, int64_t>> KindsOf(const std::vector<const TraceEvent*>& events,
+                                                           int head_stage) {
+  std::map<std::string, std::pair<int64_t, int64_t>> kinds;  // operations, time
+  for (const TraceEvent* e : events) {
+    const std::string kind = KindOf(*e, head_stage);
+    if (kind.empty()) continue;
+    ++kinds[kind].first;
+    kinds[kind].second += e->end_ns - e->begin_ns;
+  }
+  return kinds;
+}
+
+WorkerComparison CompareWorker(int rank, const std::vector<const TraceEvent*>& simulated, const ByStep& measured,
+                               int head_stage) {
+  WorkerComparison out;
+  out.rank = rank;
+  const auto order = OrdersOf(simulated);
+  std::map<std::string, KindTimes> kinds;
+  std::map<std::string, std::vector<int64_t>> times;
+  for (const auto& [kind, sum] : KindsOf(simulated, head_stage)) kinds[kind] = {kind, sum.first, sum.second, 0};
+  size_t steps = 0;
+  for (const auto& [step, events] : measured) {
+    if (out.difference.empty()) out.difference = FirstDifference(order, OrdersOf(events), step);
+    for (const auto& [kind, sum] : KindsOf(events, head_stage)) {
+      times[kind].resize(steps);  // zeros for steps without this kind
+      times[kind].push_back(sum.second);
+    }
+    ++steps;
+  }
+  for (auto& [kind, list] : times) {
+    list.resize(steps);
+    kinds[kind].kind = kind;
+    kinds[kind].measured_ns = Median(list);
+  }
+  for (auto& [name, kind] : kinds) out.kinds.push_back(std::move(kind));
+  return out;
+}
+
+}  // namespace
+
+bool StepComparison::same_order() const {
+  return std::all_of(workers.begin(), workers.end(), [](const WorkerComparison& w) { return w.difference.empty(); });
+}
+
+StepComparison CompareSteps(const std::vector<TraceEvent>& simulated, const std::vector<TraceEvent>& measured,
+                            int head_stage) {
+  std::map<int, std::vector<const TraceEvent*>> by_rank;
+  std::map<int, ByStep> by_rank_and_step;
+  std::map<int64_t, int64_t> step_ns;
+  StepComparison out;
+  for (const TraceEvent& e : simulated) {
+    by_rank[e.rank].push_back(&e);
+    if (e.stream == Stream::kStep && e.name == "step")
+      out.simulated_ns = std::max(out.simulated_ns, e.end_ns - e.begin_ns);
+  }
+  for (const TraceEvent& e : measured) {
+    by_rank_and_step[e.rank][e.step].push_back(&e);
+    if (e.stream == Stream::kStep && e.name == "step")
+      step_ns[e.step] = std::max(step_ns[e.step], e.end_ns - e.begin_ns);
+  }
+  if (step_ns.empty()) throw Error({"no traced step to compare with", "", "", "", "train with trace.steps above 0"});
+  std::vector<int64_t> times;
+  for (const auto& [step, ns] : step_ns) times.push_back(ns);
+  out.measured_ns = Median(times);
+  out.fastest_ns = *std::min_element(times.begin(), times.end());
+  out.slowest_ns = *std::max_element(times.begin(), times.end());
+  out.steps = static_cast<int64_t>(times.size());
+  for (const auto& [rank, steps] : by_rank_and_step) by_rank[rank];  // a worker that was not simulated differs at once
+  for (const auto& [rank, events] : by_rank)
+    out.workers.push_back(CompareWorker(rank, events, by_rank_and_step[rank], head_stage));
+  for (WorkerComparison& w : out.workers) {
+    if (by_rank_and_step[w.rank].empty()) w.difference = "rank " + std::to_string(w.rank) + " has no traced step";
+  }
+  return out;
+}
+
+}  // namespace disagmoe

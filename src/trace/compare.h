@@ -1,0 +1,45 @@
+// A simulated step beside the same steps as they were run: the same operations in the same order, and how long.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "trace/trace.h"
+
+namespace disagmoe {
+
+// Times of one kind of activity of one worker in a step; measured: the median over the traced steps.
+struct KindTimes {
+  std::string kind;   // "attention forward", "head backward", "optimizer", "exposed", ...
+  int64_t count = 0;  // operations in the simulated step
+  int64_t simulated_ns = 0;
+  int64_t measured_ns = 0;
+};
+
+struct WorkerComparison {
+  int rank = 0;
+  // The first operation that is not the same on both sides, with its stream and step; empty: all are.
+  std::string difference;
+  std::vector<KindTimes> kinds;
+};
+
+struct StepComparison {
+  int64_t simulated_ns = 0;
+  // A step takes as long as its slowest worker's; of the traced steps.
+  int64_t measured_ns = 0, fastest_ns = 0, slowest_ns = 0;  // measured: the median
+  int64_t steps = 0;
+  std::vector<WorkerComparison> workers;
+  bool same_order() const;
+  double ratio() const { return static_cast<double>(simulated_ns) / static_cast<double>(measured_ns); }
+};
+
+// simulated: one step, of every worker. head_stage: 2L, to tell the head from attention.
+//
+// Streams compared: computations as they are interleaved; sends by when they were posted; receives of activations and
+// those of gradients by when their sender posted them. Several messages of one transfer, to or from several peers,
+// count as one.
+StepComparison CompareSteps(const std::vector<TraceEvent>& simulated, const std::vector<TraceEvent>& measured,
+                            int head_stage);
+
+}  // namespace disagmoe
