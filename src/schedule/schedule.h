@@ -51,8 +51,8 @@ struct GroupSchedule {
   // Transfers in the order of `compute`: before each computation its receive, after it its send. Receives may be
   // posted ahead as far as slots allow; no transfer blocks another.
   std::vector<Op> comm;
-  // Activations held at once (forwards done whose backward, or W, is not): what the order needs. A head in the group of
-  // stage 2L - 1 is one unit with it and not counted. Forward only: 1, activations are dropped at once.
+  // Activations held at once (forwards done whose backward, or W, is not; each part counts): what the order needs. A
+  // head in the group of stage 2L - 1 is one unit with it and not counted. Forward only: 1, they are dropped at once.
   int max_in_flight = 0;
 };
 
@@ -161,8 +161,8 @@ std::string DrawGrid(const Schedule& schedule, double transfer_units = 0, int ma
 
 // Proves: every stage and micro-batch has exactly one forward and (if backward) one backward, in its group; every
 // send has its receive with the same key, in the order said above; every boundary has a link; program order plus data
-// edges have no cycle (then receive slots, if there is one at least, add none: see validate.cc); at most max_in_flight
-// activations. Throws Error that names the group, the operation and, for a cycle, its members.
+// edges have no cycle (then receive slots, enough for one computation, add none: see validate.cc); no more activations
+// than max_in_flight. Throws Error that names the group, the operation and, for a cycle, its members.
 struct ScheduleFacts {
   std::vector<int> peak_in_flight;  // per group
   int64_t num_ops = 0;
