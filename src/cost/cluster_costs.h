@@ -1,9 +1,14 @@
 // Times, bytes and memory of a schedule's operations on a modelled cluster: work.h, traffic.h and memory put together.
 // A group's workers are one class unless routing is uneven, computations jitter, or one of them is slow.
 //
-// Assumed: a replica's workers stand side by side on nodes (NodesOf); of a group whose workers see different neighbours,
-// the one that moves most counts; gradient sums and the optimizer come after the last computation; the embedding
-// costs nothing; a colocated pipeline's send follows its combine.
+// Assumed: a replica's workers stand side by side on nodes (NodesOf); of a group whose workers see different
+// neighbours or hold different numbers of experts, the one that has most counts; gradient sums and the optimizer come
+// after the last computation, are in nobody's way on the spine, and are hidden by nothing; the embedding costs nothing;
+// a colocated pipeline's send follows its combine; shared experts and dense layers are computed at a token's home (two
+// pools: by the share of the experts' tokens; colocated: by its owner).
+//
+// Memory leaves out what a worker has sent and its NIC not yet delivered, and the rows of a colocated combine before
+// they are summed and sent on.
 #pragma once
 
 #include <memory>

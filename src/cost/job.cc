@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <functional>
 #include <numeric>
 
@@ -45,14 +46,21 @@ bool YesNo(const std::string& name, const std::string& text) {
 bool TwoPools(const Job& j) { return !j.colocated(); }
 bool Colocated(const Job& j) { return j.colocated(); }
 bool AnySchedule(const Job&) { return true; }
+bool HasVirtualStages(const Job& j) { return j.colocated() && j.schedule != "dualpipe" && j.schedule != "dualpipe-v"; }
+bool Overlaps(const Job& j) { return j.overlaps(); }
+bool IsRandom(const Job& j) { return j.jitter > 0 || j.uneven(); }
+bool HasSpine(const Job& j) { return j.cluster.topology == "rail" && j.cluster.gpus > j.cluster.gpus_per_node; }
 std::function<bool(const Job&)> OneOf(std::vector<std::string> names) {
-  return [names = std::move(names)](const Job& j) { return std::find(names.begin(), names.end(), j.schedule) != names.end(); };
+  return [names = std::move(names)](const Job& j) {
+    return std::find(names.begin(), names.end(), j.schedule) != names.end();
+  };
 }
 
 Straggler ParseStraggler(const std::string& text) {
   // "A0.3:compute=1.2,nic=2"
   const auto bad = [&] {
-    return Error({"value not allowed", "--set straggler", "\"" + text + "\"", "WORKER:compute=X,nic=Y such as A0.3:compute=1.2", ""});
+    return Error({"value not allowed", "--set straggler", "\"" + text + "\"",
+                  "WORKER:compute=X,nic=Y such as A0.3:compute=1.2", ""});
   };
   const size_t colon = text.find(':');
   if (colon == std::string::npos || colon == 0) throw bad();
@@ -82,10 +90,15 @@ Dedup ParseDedup(const std::string& text) {
   throw Error({"value not allowed", "--set dedup", "\"" + text + "\"", "expert, worker or node", ""});
 }
 
+bool ParseHead(const std::string& text) {
+  if (text == "attention" || text == "ffn") return text == "attention";
+  throw Error({"value not allowed", "--set head", "\"" + text + "\"", "ffn or attention", ""});
+}
+
 #define SET [](Job * j, const std::string& v)
 std::vector<Knob> MakeKnobs() {
   const std::vector<std::string> rounds{"af-pipe", "af-pipe-zb", "megatron-1f1b", "megatron-overlap", "tutel", "comet",
-                                        "fastermoe", "lancet", "hetermoe"};
+                                        "fastermoe", "lancet"};
   const std::vector<std::string> cut{"tutel", "comet", "fastermoe", "lancet"};
   return {
       {"p", "groups of each pool; colocated: pipeline groups (PP)", AnySchedule, "",
@@ -94,47 +107,64 @@ std::vector<Knob> MakeKnobs() {
       {"p_f", "FFN groups", TwoPools, "two pools only", SET { j->p_f = Whole("p_f", v, 1); }},
       {"m", "workers of an attention group", TwoPools, "two pools only", SET { j->m = Whole("m", v, 1); }},
       {"n", "workers of an FFN group", TwoPools, "two pools only", SET { j->n = Whole("n", v, 1); }},
-      {"ep", "workers of a colocated group (expert parallel)", Colocated, "colocated schedules only", SET { j->m = Whole("ep", v, 1); }},
-      {"v", "virtual stages: chunks of layers a group holds", [](const Job& j) { return j.colocated() && j.schedule != "dualpipe" && j.schedule != "dualpipe-v"; },
+      {"ep", "workers of a colocated group (expert parallel)", Colocated, "colocated schedules only",
+       SET { j->m = Whole("ep", v, 1); }},
+      {"v", "virtual stages: chunks of layers a group holds", HasVirtualStages,
        "two pools hold a layer a chunk, dualpipe a chunk a direction", SET { j->virtual_stages = Whole("v", v, 1); }},
-      {"b", "sequences of an attention worker in a micro-batch", AnySchedule, "", SET { j->sequences = Whole("b", v, 1); }},
-      {"batch", "sequences a step, on the whole cluster", AnySchedule, "", SET { j->global_batch = Whole("batch", v, 1); }},
-      {"round", "micro-batches per round q; 0 = chosen", OneOf(rounds), "its order has no rounds", SET { j->round = Whole("round", v, 0); }},
-      {"slope", "slope e of the warm-up", OneOf({"af-pipe", "af-pipe-zb", "megatron-1f1b", "megatron-overlap", "tutel", "comet", "fastermoe"}),
-       "its order has no warm-up of that kind", SET { j->slope = Whole("slope", v, 0, 100); }},
-      {"parts", "pieces that overlap within a layer (Tutel's degree); 0 = the schedule's choice", OneOf(cut), "it does not cut layers",
-       SET { j->parts = Whole("parts", v, 0, 64); }},
+      {"b", "sequences of an attention worker in a micro-batch", AnySchedule, "",
+       SET { j->sequences = Whole("b", v, 1); }},
+      {"batch", "sequences a step, on the whole cluster", AnySchedule, "",
+       SET { j->global_batch = Whole("batch", v, 1); }},
+      {"round", "micro-batches per round q; 0 = chosen", OneOf(rounds), "its order has no rounds",
+       SET { j->round = Whole("round", v, 0); }},
+      {"slope", "slope e of the warm-up", OneOf(rounds), "its order has no warm-up of that kind",
+       SET { j->slope = Whole("slope", v, 0, 100); }},
+      {"parts", "pieces that overlap within a layer (Tutel's degree); 0 = the schedule's choice", OneOf(cut),
+       "it does not cut layers", SET { j->parts = Whole("parts", v, 0, 64); }},
       {"head", "\"ffn\": with the last FFN group; \"attention\": with an attention group", TwoPools, "two pools only",
-       SET {
-         if (v != "ffn" && v != "attention") throw Error({"value not allowed", "--set head", "\"" + v + "\"", "ffn or attention", ""});
-         j->head_on_attention = v == "attention";
-       }},
-      {"nics_a", "NICs of an attention worker; 0 = an equal share", TwoPools, "two pools only", SET { j->nics_a = Number("nics_a", v, 0, 64); }},
-      {"nics_f", "NICs of an FFN worker; 0 = an equal share", TwoPools, "two pools only", SET { j->nics_f = Number("nics_f", v, 0, 64); }},
-      {"nics", "NICs of a worker; 0 = an equal share", Colocated, "colocated schedules only", SET { j->nics_a = Number("nics", v, 0, 64); }},
-      {"mixed_nodes", "both pools on the same nodes", TwoPools, "two pools only", SET { j->mixed_nodes = YesNo("mixed_nodes", v); }},
-      {"dedup", "rows of a token: one per \"expert\", \"worker\" or \"node\"", AnySchedule, "", SET { j->dedup = ParseDedup(v); }},
-      {"overlap_slowdown", "computation is slower beside communication kernels", [](const Job& j) { return j.overlaps(); },
-       "nothing overlaps in it", SET { j->overlap_slowdown = YesNo("overlap_slowdown", v); }},
-      {"recompute", "keep a layer's inputs and routing, recompute the rest", AnySchedule, "", SET { j->recompute = YesNo("recompute", v); }},
-      {"shard_optimizer", "optimizer state over all that hold a parameter", AnySchedule, "", SET { j->shard_optimizer = YesNo("shard_optimizer", v); }},
-      {"reserved_gb", "memory of each GPU for the rest", AnySchedule, "", SET { j->reserved_gb = Number("reserved_gb", v, 0, 1e4); }},
-      {"state_bytes", "master weight and optimizer state, bytes a parameter", AnySchedule, "", SET { j->state_bytes = Number("state_bytes", v, 0, 64); }},
-      {"routing_skew", "popularity of the r-th expert is as 1 / r^skew", AnySchedule, "", SET { j->routing_skew = Number("routing_skew", v, 0, 10); }},
+       SET { j->head_on_attention = ParseHead(v); }},
+      {"nics_a", "NICs of an attention worker; 0 = an equal share", TwoPools, "two pools only",
+       SET { j->nics_a = Number("nics_a", v, 0, 64); }},
+      {"nics_f", "NICs of an FFN worker; 0 = an equal share", TwoPools, "two pools only",
+       SET { j->nics_f = Number("nics_f", v, 0, 64); }},
+      {"nics", "NICs of a worker; 0 = an equal share", Colocated, "colocated schedules only",
+       SET { j->nics_a = Number("nics", v, 0, 64); }},
+      {"mixed_nodes", "both pools on the same nodes", TwoPools, "two pools only",
+       SET { j->mixed_nodes = YesNo("mixed_nodes", v); }},
+      {"dedup", "rows of a token: one per \"expert\", \"worker\" or \"node\"", AnySchedule, "",
+       SET { j->dedup = ParseDedup(v); }},
+      {"overlap_slowdown", "computation is slower beside communication kernels", Overlaps, "nothing overlaps in it",
+       SET { j->overlap_slowdown = YesNo("overlap_slowdown", v); }},
+      {"recompute", "keep a layer's inputs and routing, recompute the rest", AnySchedule, "",
+       SET { j->recompute = YesNo("recompute", v); }},
+      {"shard_optimizer", "optimizer state over all that hold a parameter", AnySchedule, "",
+       SET { j->shard_optimizer = YesNo("shard_optimizer", v); }},
+      {"reserved_gb", "memory of each GPU for the rest", AnySchedule, "",
+       SET { j->reserved_gb = Number("reserved_gb", v, 0, 1e4); }},
+      {"state_bytes", "master weight and optimizer state, bytes a parameter", AnySchedule, "",
+       SET { j->state_bytes = Number("state_bytes", v, 0, 64); }},
+      {"routing_skew", "popularity of the r-th expert is as 1 / r^skew", AnySchedule, "",
+       SET { j->routing_skew = Number("routing_skew", v, 0, 10); }},
       {"shadow_experts", "hottest experts of a layer, copied to every worker", OneOf({"fastermoe"}), "fastermoe only",
        SET { j->shadow_experts = Whole("shadow_experts", v, 0, 1000); }},
       {"attention_expert_share", "share of the experts on attention workers", OneOf({"hetermoe"}), "hetermoe only",
        SET { j->attention_expert_share = Number("attention_expert_share", v, 0, 0.99); }},
-      {"straggler", "WORKER:compute=X,nic=Y: a worker or group whose computations, transfers take X, Y times as long", AnySchedule, "",
-       SET { j->stragglers.push_back(ParseStraggler(v)); }},
-      {"jitter", "relative standard deviation of each computation's time", AnySchedule, "", SET { j->jitter = Number("jitter", v, 0, 0.28); }},
-      {"seed", "of jitter and of the order of uneven experts", [](const Job& j) { return j.jitter > 0 || j.uneven(); },
-       "nothing is random without jitter or uneven routing (set before it)", SET { j->seed = static_cast<uint64_t>(Whole("seed", v, 0)); }},
-      {"spine_oversubscription", "2 = the spine carries half of what the leaves could send", [](const Job& j) { return j.cluster.gpus > j.cluster.gpus_per_node; },
-       "one node has no spine", SET { j->cluster.spine_oversubscription = Number("spine_oversubscription", v, 1, 100); }},
-      {"nic_gbytes_s", "of a NIC and direction", AnySchedule, "", SET { j->cluster.nic_gbytes_s = Number("nic_gbytes_s", v, 1e-3, 1e5); }},
-      {"m2n", "efficiency of the NIC in M2N", TwoPools, "two pools only", SET { j->cluster.efficiency.m2n = Number("m2n", v, 1e-3, 1); }},
-      {"all_to_all", "efficiency of the NIC in an all-to-all of a group", AnySchedule, "", SET { j->cluster.efficiency.all_to_all = Number("all_to_all", v, 1e-3, 1); }},
+      {"straggler", "WORKER:compute=X,nic=Y: a worker or group whose computations, transfers take X, Y times as long",
+       AnySchedule, "", SET { j->stragglers.push_back(ParseStraggler(v)); }},
+      {"jitter", "relative standard deviation of each computation's time", AnySchedule, "",
+       SET { j->jitter = Number("jitter", v, 0, 0.28); }},
+      {"seed", "of jitter and of the order of uneven experts", IsRandom,
+       "nothing is random without jitter or uneven routing (set before it)",
+       SET { j->seed = static_cast<uint64_t>(Whole("seed", v, 0)); }},
+      {"spine_oversubscription", "2 = the spine carries half of what the leaves could send", HasSpine,
+       "one node or one switch has no spine",
+       SET { j->cluster.spine_oversubscription = Number("spine_oversubscription", v, 1, 100); }},
+      {"nic_gbytes_s", "of a NIC and direction", AnySchedule, "",
+       SET { j->cluster.nic_gbytes_s = Number("nic_gbytes_s", v, 1e-3, 1e5); }},
+      {"m2n", "efficiency of the NIC in M2N", TwoPools, "two pools only",
+       SET { j->cluster.efficiency.m2n = Number("m2n", v, 1e-3, 1); }},
+      {"all_to_all", "efficiency of the NIC in an all-to-all of a group", AnySchedule, "",
+       SET { j->cluster.efficiency.all_to_all = Number("all_to_all", v, 1e-3, 1); }},
   };
 }
 #undef SET
@@ -144,8 +174,8 @@ const std::vector<Knob>& AllKnobs() {
   return knobs;
 }
 
-[[noreturn]] void Refuse(const std::string& what, const std::string& where, const std::string& got, const std::string& expected,
-                         const std::string& hint = "") {
+[[noreturn]] void Refuse(const std::string& what, const std::string& where, const std::string& got,
+                         const std::string& expected, const std::string& hint = "") {
   throw Error({what, where, got, expected, hint});
 }
 
@@ -161,13 +191,57 @@ bool Job::colocated() const {
 bool Job::overlaps() const { return schedule != "megatron-1f1b"; }
 
 void CheckName(const Job& job) {
-  const auto known = std::any_of(ScheduleNames().begin(), ScheduleNames().end(), [&](const auto& n) { return n.name == job.schedule; });
-  if (!known) {
-    std::string names;
-    for (const ScheduleName& n : ScheduleNames()) names += (names.empty() ? "" : ", ") + n.name;
-    Refuse("unknown schedule", "--schedule", "\"" + job.schedule + "\"", names);
+  std::string names;
+  for (const ScheduleName& n : ScheduleNames()) {
+    if (n.name == job.schedule) return;
+    names += (names.empty() ? "" : ", ") + n.name;
+  }
+  Refuse("unknown schedule", "--schedule", "\"" + job.schedule + "\"", names);
+}
+
+namespace {
+
+void CheckLoads(const Job& job) {
+  if (job.expert_load.empty()) return;
+  if (static_cast<int64_t>(job.expert_load.size()) != job.model.num_experts) {
+    Refuse("wrong number of expert loads", "expert loads", std::to_string(job.expert_load.size()),
+           std::to_string(job.model.num_experts));
+  }
+  int64_t used = 0;
+  for (double x : job.expert_load) {
+    if (!(x >= 0) || x > 1e300) Refuse("value out of range", "expert loads", std::to_string(x), "at least 0");
+    used += x > 0;
+  }
+  if (used < job.model.experts_per_token) {
+    Refuse("fewer experts with a load than a token has", "expert loads", std::to_string(used),
+           "at least " + std::to_string(job.model.experts_per_token));
+  }
+  if (job.routing_skew > 0) {
+    Refuse("two ways to route", "routing_skew", "a skew and recorded loads", "one of them");
   }
 }
+
+// All workers' NICs are those of the cluster; which of them are on whose node is not looked at.
+void CheckNics(const Job& job) {
+  const ClusterSpec& c = job.cluster;
+  const double equal = static_cast<double>(c.nics_per_node) / c.gpus_per_node;
+  const double a = job.nics_a > 0 ? job.nics_a : equal;
+  const double f = job.nics_f > 0 ? job.nics_f : equal;
+  const double used = job.replicas() * (a * job.p_a * job.m + (job.colocated() ? 0 : f * job.p_f * job.n));
+  const double there = equal * c.gpus;
+  char got[120], most[40];
+  if (used > there * (1 + 1e-9)) {
+    std::snprintf(got, sizeof got, "%g", used);
+    std::snprintf(most, sizeof most, "at most the cluster's %g", there);
+    Refuse("more NICs than there are", job.colocated() ? "nics" : "nics_a, nics_f", got, most);
+  }
+  if (c.topology != "rail" && c.spine_oversubscription != 1) {
+    std::snprintf(got, sizeof got, "%g", c.spine_oversubscription);
+    Refuse("one switch has no spine", "spine_oversubscription of " + c.name, got, "1, or topology rail");
+  }
+}
+
+}  // namespace
 
 void CheckJob(const Job& job) {
   CheckName(job);
@@ -175,21 +249,22 @@ void CheckJob(const Job& job) {
   const int workers = job.workers();
   if (job.cluster.gpus % workers != 0) {
     Refuse("a pipeline's workers do not divide the GPUs", "layout of " + job.schedule, layout + std::to_string(workers),
-           "a divisor of the cluster's " + std::to_string(job.cluster.gpus), "the rest of the cluster holds replicas of it");
+           "a divisor of the cluster's " + std::to_string(job.cluster.gpus),
+           "the rest of the cluster holds replicas of it");
   }
   const int64_t wave = int64_t{job.replicas()} * job.m * job.sequences;
   if (job.global_batch % wave != 0) {
     Refuse("the batch does not divide into micro-batches", "batch", std::to_string(job.global_batch),
-           "a multiple of " + std::to_string(wave) + " = replicas " + std::to_string(job.replicas()) + " * attention workers " +
-               std::to_string(job.m) + " * sequences " + std::to_string(job.sequences));
+           "a multiple of " + std::to_string(wave) + " = replicas " + std::to_string(job.replicas()) +
+               " * attention workers " + std::to_string(job.m) + " * sequences " + std::to_string(job.sequences));
   }
   const int holders = job.colocated() ? job.m : job.n;
   if (job.model.num_experts > 0 && holders > job.model.num_experts) {
-    Refuse("more workers than experts", job.colocated() ? "ep" : "n", std::to_string(holders), "at most " + std::to_string(job.model.num_experts));
+    Refuse("more workers than experts", job.colocated() ? "ep" : "n", std::to_string(holders),
+           "at most " + std::to_string(job.model.num_experts));
   }
-  if (!job.expert_load.empty() && static_cast<int64_t>(job.expert_load.size()) != job.model.num_experts) {
-    Refuse("wrong number of expert loads", "expert loads", std::to_string(job.expert_load.size()), std::to_string(job.model.num_experts));
-  }
+  CheckLoads(job);
+  CheckNics(job);
   if (job.seq_length < 1) Refuse("value out of range", "--seq", std::to_string(job.seq_length), "at least 1");
 }
 
@@ -197,28 +272,34 @@ void SetKnob(Job* job, const std::string& name, const std::string& value) {
   const Knob* nearest = nullptr;
   for (const Knob& knob : AllKnobs()) {
     if (knob.name == name) {
-      if (!knob.used(*job)) Refuse("a setting that is not used", "--set " + name, name + "=" + value, "nothing: " + knob.unused, "schedule " + job->schedule);
+      if (!knob.used(*job)) {
+        Refuse("a setting that is not used", "--set " + name, name + "=" + value, "nothing: " + knob.unused,
+               "schedule " + job->schedule);
+      }
       knob.set(job, value);
       return;
     }
     if (!nearest || EditDistance(knob.name, name) < EditDistance(nearest->name, name)) nearest = &knob;
   }
-  Refuse("unknown setting", "--set", "\"" + name + "\"", "see disagmoe simulate --help", "did you mean " + nearest->name + "?");
+  Refuse("unknown setting", "--set", "\"" + name + "\"", "see disagmoe simulate --help",
+         "did you mean " + nearest->name + "?");
 }
 
 std::vector<KnobHelp> Knobs() {
   std::vector<KnobHelp> out;
   for (const Knob& knob : AllKnobs()) {
-    out.push_back({knob.name, knob.meaning + (knob.unused.empty() || knob.name == "seed" ? "" : " (" + knob.unused + ")")});
+    const bool said = knob.unused.empty() || knob.name == "seed";
+    out.push_back({knob.name, knob.meaning + (said ? "" : " (" + knob.unused + ")")});
   }
   return out;
 }
 
 void SetScheduleDefaults(Job* job) {
-  // AF-Pipe packs one row a worker (system.md section 4). DeepSeek's library, with which DualPipe runs, one a node. The others
-  // one for each expert, as Megatron-Core's all-to-all dispatcher.
+  // AF-Pipe packs one row a worker (system.md section 4). DeepSeek's library, with which DualPipe runs, one a node. The
+  // others one for each expert, as Megatron-Core's all-to-all dispatcher.
   const std::string& s = job->schedule;
-  job->dedup = !job->colocated() ? Dedup::kWorker : s == "dualpipe" || s == "dualpipe-v" ? Dedup::kNode : Dedup::kExpert;
+  const bool dualpipe = s == "dualpipe" || s == "dualpipe-v";
+  job->dedup = !job->colocated() ? Dedup::kWorker : dualpipe ? Dedup::kNode : Dedup::kExpert;
   if (s == "hetermoe") job->parts = 1;
 }
 
@@ -258,10 +339,14 @@ Schedule ScheduleOf(const Job& job) {
   options.parts = job.schedule == "hetermoe" && job.attention_expert_share > 0 ? 2 : job.parts;
   options.slope = job.slope;
   if (!job.colocated()) {
-    // Times of a layer in the middle decide the round, and what list scheduling goes by.
-    GenerateOptions one = options;
-    const Schedule sketch = Generate(job.schedule, placement, one);
-    const ClusterCosts costs(job, sketch);
+    // Times of a layer in the middle decide the round, and what list scheduling goes by: planned for balanced routing
+    // and workers that are all alike.
+    Job calm = job;
+    calm.jitter = calm.routing_skew = 0;
+    calm.expert_load.clear();
+    calm.stragglers.clear();
+    const Schedule sketch = Generate(job.schedule, placement, options);
+    const ClusterCosts costs(calm, sketch);
     const int layer = static_cast<int>(job.model.num_layers) / 2;
     const auto first = [&](int stage) {
       int c = 0;
@@ -284,8 +369,7 @@ Schedule ScheduleOf(const Job& job) {
   }
   options.num_micro_batches = static_cast<int>(job.micro_batches());
   options.round = job.round;
-  Schedule schedule = Generate(job.schedule, placement, options);
-  return schedule;
+  return Generate(job.schedule, placement, options);
 }
 
 }  // namespace disagmoe

@@ -50,8 +50,8 @@ struct Job {
   double weight_bytes = 2, gradient_bytes = 4, state_bytes = 12;  // a parameter
   double reserved_gb = 6;              // of each GPU: context, communication library, fragmentation
 
-  // Routing: popularity of the r-th expert is proportional to 1 / r^skew, in another order in each layer; or expert_load,
-  // relative loads of a recorded run (any scale).
+  // Routing: popularity of the r-th expert is proportional to 1 / r^skew; or expert_load, relative loads of a recorded
+  // run (any scale). In another order in each layer.
   double routing_skew = 0;
   std::vector<double> expert_load;
   int shadow_experts = 0;              // fastermoe: hottest experts of a layer, copied to every worker
@@ -72,7 +72,8 @@ struct Job {
 
 // Throws Error for an unknown schedule.
 void CheckName(const Job& job);
-// Throws Error where numbers cannot be: more workers than GPUs, a batch that does not divide, more workers than experts.
+// Throws Error where numbers cannot be: more workers than GPUs, a batch that does not divide, more workers than
+// experts, more NICs than there are.
 void CheckJob(const Job& job);
 
 // Settings by name, for --set; throws Error for an unknown one (with the nearest), a value that cannot be, and one that
@@ -86,7 +87,8 @@ std::vector<KnobHelp> Knobs();
 void SetScheduleDefaults(Job* job);
 
 PlacementSpec PlacementOf(const Job& job);
-// Valid. transfer_ratio (of GenerateOptions) and the relative times follow from the job's costs.
+// Valid. transfer_ratio (of GenerateOptions) and the relative times follow from the job's costs, without its jitter,
+// stragglers and uneven routing.
 Schedule ScheduleOf(const Job& job);
 
 // Node of each worker of a replica, by rank.

@@ -35,7 +35,9 @@ Work& Work::operator+=(const Work& o) {
   return *this;
 }
 
-Work Work::operator*(double x) const { return {attention_flops * x, gemm_flops * x, expert_flops * x, memory_bytes * x}; }
+Work Work::operator*(double x) const {
+  return {attention_flops * x, gemm_flops * x, expert_flops * x, memory_bytes * x};
+}
 
 double MeanKeys(int64_t seq_length, int64_t window) {
   const auto s = static_cast<double>(seq_length);
@@ -56,8 +58,8 @@ Work AttentionWork(const ModelShape& m, int64_t layer, int64_t seq_length, doubl
   if (HasExperts(m, layer)) w.gemm_flops += 2 * h * static_cast<double>(m.num_experts);
   const double kv = static_cast<double>(m.num_kv_heads) * d;
   // Both norms read and write, RoPE reads and writes queries and keys, the residual reads two and writes one, packing
-  // reads the row and writes its copies.
-  const double elements = 4 * h + 2 * (heads * d + kv) * (m.qk_norm ? 2 : 1) + 3 * h + (1 + copies) * h;
+  // reads the row and writes its copies, the sum of what comes back reads the copies and writes the row.
+  const double elements = 4 * h + 2 * (heads * d + kv) * (m.qk_norm ? 2 : 1) + 3 * h + 2 * (1 + copies) * h;
   w.memory_bytes = elements * kBf16;
   return w;
 }
@@ -81,12 +83,25 @@ Work CommonFfnWork(const ModelShape& m, int64_t layer) {
   return w;
 }
 
+Work FfnRowWork(const ModelShape& m) {
+  Work w;
+  w.memory_bytes = 2 * static_cast<double>(m.hidden_size) * kBf16;
+  return w;
+}
+
+Work FfnRecomputeWork(Work w) {
+  w.gemm_flops *= 2.0 / 3;
+  w.expert_flops *= 2.0 / 3;
+  return w;
+}
+
 Work HeadWork(const ModelShape& m) {
   const auto h = static_cast<double>(m.hidden_size);
   const auto v = static_cast<double>(m.vocab_size);
   Work w;
   w.gemm_flops = 2 * h * v;
-  w.memory_bytes = 2 * h * kBf16 + 3 * v * 4;  // the loss reads logits twice and writes their gradient, in fp32
+  // Forward and backward together: the norm; the loss reads logits twice and writes their gradient, in fp32.
+  w.memory_bytes = 6 * h * kBf16 + 3 * v * 4;
   return w;
 }
 

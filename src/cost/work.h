@@ -1,5 +1,9 @@
 // Arithmetic and memory traffic of one stage, from the model's dimensions. Exact counts: causal attention at half,
-// sliding windows, grouped queries, latent attention, shared experts, dense layers, head. Per token, forward, unless said.
+// sliding windows, grouped queries, latent attention, shared experts, dense layers, head. Per token, forward, unless
+// said.
+//
+// A query sees (s + 1) / 2 keys on average, itself included: 2 (s + 1) n_h d FLOPs of scores and values a token, where
+// system.md section 6 rounds to 2 s n_h d.
 //
 // A backward has twice the multiplications of a forward (input and weight gradients), flash attention 2.5 times
 // its own (it recomputes the scores: five products instead of two). MFU counts 2 for both.
@@ -24,12 +28,17 @@ struct Work {
 // Keys that a query sees on average in a sequence of s tokens: (s + 1) / 2, or less with a window (0 = none).
 double MeanKeys(int64_t seq_length, int64_t window);
 
-// One token of attention stage l (norms, projections, scores, router, packing `copies` rows). bf16 activations.
+// One token of attention stage l (norms, projections, scores, router, packing `copies` rows and summing as many that
+// come back). bf16 activations.
 Work AttentionWork(const ModelShape& model, int64_t layer, int64_t seq_length, double copies);
 // One (token, expert) pair of an MoE layer; one token of what every token passes (shared experts, or a dense layer).
 Work ExpertPairWork(const ModelShape& model);
 Work CommonFfnWork(const ModelShape& model, int64_t layer);
-// One token of the head: final norm, projection and loss once.
+// One row that an FFN worker of two pools receives: the norm before the experts, which it computes itself.
+Work FfnRowWork(const ModelShape& model);
+// What of an FFN stage's forward runs again with recomputation: the products to gate and up, not the one down.
+Work FfnRecomputeWork(Work forward);
+// One token of the head: projection; its memory traffic is that of forward, loss and backward together.
 Work HeadWork(const ModelShape& model);
 
 // FLOPs of one token's training for MFU: 3 x forward, active experts only, no recomputation.
