@@ -21,6 +21,13 @@ const std::vector<Generator>& Generators() {
       {{"fastermoe", "colocated; exchanges by groups of workers (parts), expert shadowing", true}, GenerateFasterMoe},
       {{"lancet", "colocated; attention and experts in parts, weight gradients under the exchanges", true},
        GenerateLancet},
+      {{"af-pipe-zb", "af-pipe with the backward split; weight gradients fill the waits", false}, GenerateAfPipeZb},
+      {{"dualpipe", "colocated; two directions, forwards merged with backwards of the other, 2x parameters", true},
+       GenerateDualPipe},
+      {{"dualpipe-v", "colocated; dualpipe folded to one direction, out and back over the groups", true},
+       GenerateDualPipeV},
+      {{"hetermoe", "one group a pool; layer by layer, experts over both pools (zebra parallelism)", false},
+       GenerateHeterMoe},
   };
   return generators;
 }

@@ -79,6 +79,10 @@ Schedule GenerateTutel(const PlacementSpec& placement, const GenerateOptions& op
 Schedule GenerateComet(const PlacementSpec& placement, const GenerateOptions& options);
 Schedule GenerateFasterMoe(const PlacementSpec& placement, const GenerateOptions& options);
 Schedule GenerateLancet(const PlacementSpec& placement, const GenerateOptions& options);
+Schedule GenerateAfPipeZb(const PlacementSpec& placement, const GenerateOptions& options);
+Schedule GenerateDualPipe(const PlacementSpec& placement, const GenerateOptions& options);
+Schedule GenerateDualPipeV(const PlacementSpec& placement, const GenerateOptions& options);
+Schedule GenerateHeterMoe(const PlacementSpec& placement, const GenerateOptions& options);
 
 // Without the proof that ValidateSchedule gives; tests use them to make deadlocks.
 Schedule BuildAfPipeRing(const PlacementSpec& placement, const GenerateOptions& options);
