@@ -45,6 +45,13 @@ struct SimulateArguments {
 };
 int SimulateCommand(const SimulateArguments& arguments);
 
+struct ReproduceArguments {
+  std::vector<std::string> tables;  // empty: all
+  bool markdown = false;
+  bool json = false;
+};
+int ReproduceCommand(const ReproduceArguments& arguments);
+
 struct DataArguments {
   std::vector<std::string> inputs;
   std::string out;

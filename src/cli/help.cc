@@ -1,4 +1,5 @@
 #include "cli/commands.h"
+#include "cost/job.h"
 
 namespace disagmoe {
 namespace {
@@ -13,8 +14,11 @@ constexpr const char* kProgram = R"(DisagMoE trains Mixture-of-Experts language 
   disagmoe generate run2 --prompt "To "                 what does the model write?
   disagmoe reference configs/tiny.toml                  the same training in one process
   disagmoe schedule configs/tiny.toml --grid            what every worker does, and when
+  disagmoe simulate qwen3-235b-a22b h800x128 --seq 4k,16k    what each way of training costs on a cluster
+  disagmoe profile configs/tiny.toml --out profile.json      measures the layers on this machine, for `simulate --profile`
+  disagmoe reproduce                                    published claims beside the simulator
 
-Commands: train, reference, schedule, data, timeline, verify, generate. `disagmoe COMMAND --help` shows more, --version the version.
+Commands: train, reference, schedule, simulate, profile, reproduce, data, timeline, verify, generate. `disagmoe COMMAND --help` shows more, --version the version.
 Exit code: 0 done, 1 a worker failed, 2 a mistake of use, configuration or environment, 3 a fault of ours.
 )";
 
@@ -86,12 +90,70 @@ constexpr const char* kSchedule = R"(Prints the schedule that `train` would exec
   disagmoe schedule configs/tiny.toml --grid --transfer 0.5    a transfer takes half as long as a forward
   disagmoe schedule configs/tiny.toml layout.p_a=2 --check     proves it complete and free of deadlock
   disagmoe schedule mine.txt --check                     the same for a schedule written by hand
+  disagmoe schedule dualpipe layers=8 p=4 micro_batches=8 --grid      any schedule that can be simulated, by its name;
+                         keys: layers, p (or p_a, p_f), m, n, v, micro_batches, round, slope, parts
 
   --grid          draw it
   --transfer T    with --grid: units of time of a transfer (0)
   --columns N     with --grid: not wider than this
   --check         validate, and print what is known about it
   --json          for machines
+)";
+
+constexpr const char* kSimulate = R"(Simulates a training step: of a model on a cluster, with each schedule's best layout; or of a run on this machine.
+
+  disagmoe simulate MODEL CLUSTER
+  disagmoe simulate CONFIG.toml --profile FILE [key=value ...]
+
+  disagmoe simulate qwen3-235b-a22b h800x128 --schedule af-pipe,megatron-1f1b --seq 4k,8k,16k,32k
+  disagmoe simulate deepseek-moe h800x32 --schedule af-pipe --set p=2 --set m=10 --set n=6 --set batch=240 --workers
+  disagmoe simulate mixtral-8x7b h100x64 --schedule all --set dedup=node --set tutel:parts=4
+  disagmoe simulate my-model/config.json my-cluster.toml --schedule af-pipe --trace step.json
+  disagmoe simulate configs/tiny.toml --profile profile.json --against out/tiny    predicted beside measured
+
+What is not set is searched: groups, workers, virtual stages, sequences of a micro-batch, and recomputation where nothing
+fits without. Columns: shares of the step in which a worker computes, computes while it communicates, waits for a message
+that is under way (exposed), waits for nothing under way (bubble); the fullest worker's memory; the step over its limit
+(the busiest resource); speed against plain and overlapped Megatron.
+
+  --schedule A,B    (af-pipe,megatron-1f1b,megatron-overlap); "all"
+  --seq A,B         tokens of a sequence, 4096 or 4k (4k)
+  --set KEY=VALUE   see below; SCHEDULE:KEY=VALUE for one of them. What a schedule does not use is refused
+  --expert-load F   JSON array of the experts' relative loads (a recorded run's), in a layer's order of popularity
+  --workers         a row for each kind of worker
+  --any-memory      layouts that do not fit as well
+  --trace FILE      one simulation's step, for ui.perfetto.dev
+  --json            for machines
+With --profile: the step that `train` would run here.
+  --profile FILE    from `disagmoe profile`
+  --against RUN     compares with that run's traced steps, operation by operation
+  --out DIR         writes its trace as a run does, for `disagmoe timeline DIR`
+Exit code: 0 some layout fits in memory, 1 none does, 2 a mistake of use.
+)";
+
+constexpr const char* kReproduce = R"(Published claims about disaggregated training, and published runs of others, beside what the simulator says.
+
+  disagmoe reproduce [TABLE ...]
+
+  disagmoe reproduce                    all tables, about a minute
+  disagmoe reproduce split other-runs
+  disagmoe reproduce --markdown > docs/reproduction.md
+
+One calibration a table, printed with it; none is fitted to a cell. Every verdict says what does not come out, and why.
+  --markdown    as docs/reproduction.md is made
+  --json        for machines
+)";
+
+constexpr const char* kProfile = R"(Measures the real layers of a configuration on this machine: what `simulate --profile` goes by.
+
+  disagmoe profile CONFIG.toml [key=value ...] --out FILE
+
+  disagmoe profile configs/tiny.toml --out build/profile.json
+
+  --out FILE    the profile (docs/formats.md)
+  --seq A,B     lengths of sequences to measure (the configuration's)
+  --rounds N    repetitions; medians are taken
+  --json        for machines
 )";
 
 constexpr const char* kData = R"(Makes training data: text or JSON lines, plain or gzip, to a Megatron .bin/.idx pair of bytes as tokens (vocabulary 257).
@@ -123,12 +185,31 @@ constexpr const char* kTimeline = R"(Draws a step of a run that has ended: who c
   --json         the times of every worker, for machines
 )";
 
+// What --set takes, and the names that there are.
+std::string SimulateKeys() {
+  std::string out = "\nSettings:\n";
+  const auto line = [&](const std::string& name, const std::string& meaning) {
+    out += "  " + name + std::string(name.size() < 24 ? 24 - name.size() : 1, ' ') + meaning + "\n";
+  };
+  for (const KnobHelp& knob : Knobs()) line(knob.name, knob.meaning);
+  out += "\nSchedules:\n";
+  for (const ScheduleName& s : ScheduleNames()) line(s.name, s.summary);
+  out += "\nModels (or a config.json, a folder with one, a run's .toml):\n";
+  for (const Preset& p : ModelPresets()) line(p.name, p.summary);
+  out += "\nClusters (NAMExGPUS, or a .toml file):\n";
+  for (const Preset& p : ClusterPresets()) line(p.name, p.summary);
+  return out;
+}
+
 }  // namespace
 
 std::string HelpOf(const std::string& command) {
   if (command == "train") return std::string(kTrain) + kKeys + ConfigHelp();
   if (command == "reference") return std::string(kReference) + "\nKeys: see `disagmoe train --help`.\n";
   if (command == "schedule") return kSchedule;
+  if (command == "simulate") return kSimulate + SimulateKeys();
+  if (command == "reproduce") return kReproduce;
+  if (command == "profile") return kProfile;
   if (command == "data") return kData;
   if (command == "timeline") return kTimeline;
   if (command == "verify") return kVerify;

@@ -17,6 +17,7 @@ struct CommandLine {
   DataArguments data;
   TimelineArguments timeline;
   SimulateArguments simulate;
+  ReproduceArguments reproduce;
   ModelArguments model;
   ProfileArguments profile;
   SimulateRunArguments simulate_run;
@@ -66,6 +67,9 @@ void AddCommands(CommandLine& line) {
   simulate->add_option("--out", line.simulate_run.out);
   simulate->add_flag("--workers", line.simulate.workers);
   simulate->add_flag("--any-memory", line.simulate.any_memory);
+  CLI::App* reproduce = AddCommand(line, "reproduce");
+  reproduce->add_option("tables", line.reproduce.tables);
+  reproduce->add_flag("--markdown", line.reproduce.markdown);
   CLI::App* data = AddCommand(line, "data");
   data->add_option("inputs", line.data.inputs);
   data->add_option("--out", line.data.out);
@@ -128,6 +132,10 @@ int Dispatch(CommandLine& line, const std::string& command) {
     need(line.schedule.config, "CONFIG.toml");
     line.schedule.json = line.json;
     return ScheduleCommand(line.schedule);
+  }
+  if (command == "reproduce") {
+    line.reproduce.json = line.json;
+    return ReproduceCommand(line.reproduce);
   }
   if (command == "simulate" && !line.simulate_run.profile.empty()) {
     need(line.simulate.model, "CONFIG.toml");

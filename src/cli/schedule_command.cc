@@ -1,5 +1,8 @@
+#include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -44,6 +47,49 @@ void PrintFacts(const Schedule& schedule, const ScheduleFacts& facts) {
   std::printf("valid: complete, matched and free of deadlock; %lld operations\n", static_cast<long long>(facts.num_ops));
 }
 
+const ScheduleName* NamedSchedule(const std::string& name) {
+  for (const ScheduleName& known : ScheduleNames()) {
+    if (known.name == name) return &known;
+  }
+  return nullptr;
+}
+
+// "disagmoe schedule NAME layers=8 p=4": the generators alone, without a configuration.
+Schedule FromSettings(const ScheduleName& name, const std::vector<std::string>& settings) {
+  PlacementSpec placement{.num_layers = 4, .colocated = name.colocated};
+  GenerateOptions options{.num_micro_batches = 4};
+  const std::vector<std::pair<std::string, std::function<void(int)>>> keys{
+      {"layers", [&](int x) { placement.num_layers = x; }},
+      {"p", [&](int x) { placement.p_a = placement.p_f = x; }},
+      {"p_a", [&](int x) { placement.p_a = x; }},
+      {"p_f", [&](int x) { placement.p_f = x; }},
+      {"m", [&](int x) { placement.m = x; }},
+      {"n", [&](int x) { placement.n = x; }},
+      {"v", [&](int x) { placement.virtual_stages = x; }},
+      {"micro_batches", [&](int x) { options.num_micro_batches = x; }},
+      {"round", [&](int x) { options.round = x; }},
+      {"slope", [&](int x) { options.slope = x; }},
+      {"parts", [&](int x) { options.parts = x; }},
+  };
+  for (const std::string& setting : settings) {
+    const size_t equal = std::min(setting.find('='), setting.size());
+    const auto key = std::find_if(keys.begin(), keys.end(), [&](const auto& k) { return k.first == setting.substr(0, equal); });
+    int value = 0;
+    const char* end = setting.data() + setting.size();
+    const char* begin = setting.data() + std::min(equal + 1, setting.size());
+    const auto [stop, error] = std::from_chars(begin, end, value);
+    if (key == keys.end() || error != std::errc() || stop != end || value < 0 || value > 1'000'000) {
+      std::string names;
+      for (const auto& k : keys) names += (names.empty() ? "" : ", ") + k.first;
+      throw Error({"not a setting of a schedule", name.name, "\"" + setting + "\"", "KEY=NUMBER, KEY one of " + names, ""});
+    }
+    key->second(value);
+  }
+  Schedule schedule = Generate(name.name, placement, options);
+  ValidateSchedule(schedule);
+  return schedule;
+}
+
 }  // namespace
 
 int ScheduleCommand(const ScheduleArguments& arguments) {
@@ -55,7 +101,9 @@ int ScheduleCommand(const ScheduleArguments& arguments) {
   }
   Schedule schedule;
   std::string text;
-  if (IsScheduleText(arguments.config, &text)) {
+  if (const ScheduleName* name = NamedSchedule(arguments.config)) {
+    schedule = FromSettings(*name, arguments.overrides);
+  } else if (IsScheduleText(arguments.config, &text)) {
     if (!arguments.overrides.empty()) {
       throw Error({"a schedule in a file cannot be overridden", arguments.config, arguments.overrides[0], {}, {}});
     }

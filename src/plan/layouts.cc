@@ -116,6 +116,10 @@ class Enumeration {
       if (!hetermoe && p <= static_cast<int>(base_.model.num_layers)) groups.push_back(p);
     }
     if (groups_fixed) groups = {base_.p_a};
+    if (groups_fixed && fixed_.contains("m") && fixed_.contains("n")) {
+      Workers(base_.p_a, base_.p_f, base_.m, base_.n);
+      return;
+    }
     for (int p : groups) {
       const int p_f = groups_fixed ? base_.p_f : p;
       for (int replicas : Divisors(gpus, 64)) {
@@ -172,12 +176,12 @@ class Enumeration {
       for (int degree : base_.schedule == "tutel" ? Choices(fixed_, "parts", layout.parts, {1, 2, 4, 8}) : std::vector<int>{layout.parts}) {
         Job job = layout;
         job.sequences = b, job.parts = degree;
-        const int64_t wave = int64_t{job.replicas()} * job.m * b;
+        const int64_t wave = std::max<int64_t>(1, int64_t{job.replicas()} * job.m * b);
         if (job.global_batch % wave != 0) {
           // Pools of odd sizes: the nearest batch that divides, if it is near.
           const int64_t near = (job.global_batch + wave / 2) / wave * wave;
-          if (near == 0 || std::abs(near - job.global_batch) * 20 > job.global_batch || fixed_.contains("batch")) continue;
-          job.global_batch = near;
+          const bool close = near > 0 && std::abs(near - job.global_batch) * 20 <= job.global_batch;
+          if (close && !fixed_.contains("batch")) job.global_batch = near;  // else CheckJob says what is wrong
         }
         jobs.push_back(job);
         // The least round that fills the ring: less memory than the one that also hides the transfers.
@@ -204,6 +208,7 @@ void Try(const std::vector<Job>& jobs, bool recompute, bool any_memory, LayoutSe
     Candidate c{job, 0, 0};
     ++out->considered;
     try {
+      CheckJob(c.job);
       if (Bound(&c, any_memory)) {
         c.bound_ns /= static_cast<double>(c.job.global_batch);
         candidates.push_back(std::move(c));
