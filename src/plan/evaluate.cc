@@ -59,6 +59,7 @@ std::string LayoutText(const Evaluation& e) {
   out += ", b " + std::to_string(j.sequences) + ", M " + std::to_string(j.micro_batches());
   if (!j.colocated()) out += ", q " + std::to_string(e.round);
   if (e.parts > 1) out += ", " + std::to_string(e.parts) + " parts";
+  if (!j.colocated() && j.head_on_attention) out += ", head on A";
   if (j.recompute) out += ", recompute";
   return out;
 }

@@ -48,7 +48,7 @@ struct LayoutSearch {
   std::optional<Evaluation> best_over;     // if none fits: the one with the smallest peak
   std::optional<ErrorParts> mistake;       // if none can be: why not, of one of them
 };
-// Tries groups, workers, virtual stages, sequences a micro-batch, recomputation (only where nothing fits without), and
+// Tries groups, workers, virtual stages, sequences a micro-batch, where the head is, recomputation (only where nothing fits without), and
 // for tutel its degrees, in the order of a lower bound of the step (the busiest resource; where exchanges hold the
 // computation, with them), until the bound exceeds the best. What is in `fixed` stays as in `base`. The larger
 // search, with NICs, placement and reasons, is the planner's.

@@ -151,6 +151,9 @@ class Enumeration {
     Job job = base_;
     job.p_a = p_a, job.p_f = p_f, job.m = m, job.n = n;
     Batches(job);
+    if (fixed_.contains("head") || base_.schedule == "hetermoe") return;
+    job.head_on_attention = !job.head_on_attention;
+    Batches(job);
   }
 
   double AttentionShare() const {
