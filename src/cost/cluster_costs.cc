@@ -138,10 +138,15 @@ int64_t ClusterCosts::ComputeNs(const Op& op, int c) const {
   return std::max<int64_t>(0, RoundToInt(static_cast<double>(ns) * (1 + t_->job.jitter * sum * std::sqrt(3.0))));
 }
 
+namespace {
+
+// Whether the side of a boundary is that of the tokens' owners.
+bool IsOwner(const Op& send, bool sending) { return (send.stage % 2 == 0) == (sending != IsBackward(send.kind)); }
+
+}  // namespace
+
 TransferCost ClusterCosts::Transfer(const Op& send, int c, bool sending) const {
-  const bool dispatch = send.stage % 2 == 0;
-  const bool is_owner = dispatch == (sending != IsBackward(send.kind));
-  return (is_owner ? t_->owner : t_->holder)[t_->At(send, c)];
+  return (IsOwner(send, sending) ? t_->owner : t_->holder)[t_->At(send, c)];
 }
 
 bool ClusterCosts::HasLocalPhase(const Op& send) const {
@@ -171,8 +176,7 @@ int64_t ClusterCosts::WorkspaceBytes(const Op& op, int c) const {
 }
 
 int64_t ClusterCosts::MessageBytes(const Op& send, int c) const {
-  const TransferCost cost = Transfer(send, c, false);
-  return cost.nic_bytes + cost.nvlink_bytes;
+  return (IsOwner(send, false) ? t_->owner_bytes : t_->holder_bytes)[t_->At(send, c)];
 }
 
 int64_t ClusterCosts::MemoryLimit(int) const { return RoundToInt(t_->job.cluster.gpu.memory_gb * 1e9); }

@@ -44,6 +44,7 @@ struct ClusterCosts::Tables {
   std::vector<StageCost> stage;            // [(route * stages + stage) * parts + part][local class]
   // [(route * stages + boundary) * parts + part][local class]
   std::vector<TransferCost> owner, holder;
+  std::vector<int64_t> owner_bytes, holder_bytes;             // of one message to one worker, over both fabrics
   std::vector<TransferCost> local_owner[2], local_holder[2];  // [backward]: in the group that sends; colocated only
   std::vector<char> two_phases;            // by route and boundary
   std::vector<StepEndCost> ends;           // by class
@@ -87,7 +88,7 @@ struct ClusterCosts::Tables {
   TransferCost Cost(const SideRows& rows, double rate, double row_bytes, int cut, double slow) const;
   void FillBoundary(int route, int boundary, int part);
   void FillExchange(int route, int boundary, int part, int owner_group, int holder_group,
-                    std::vector<TransferCost>* owner_costs, std::vector<TransferCost>* holder_costs);
+                    std::vector<TransferCost>* owner_costs, std::vector<TransferCost>* holder_costs, bool local);
   void FillSend(int route, int boundary, int part, int from, int to);
   // Parameters of a group: replicated on its workers, and experts by part.
   struct GroupParams {

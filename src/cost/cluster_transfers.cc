@@ -51,16 +51,16 @@ void ClusterCosts::Tables::FillBoundary(int route, int boundary, int part) {
   two_phases[route * stages + boundary] = leaves;
   if (leaves) {
     FillSend(route, boundary, part, holders, owners);
-    FillExchange(route, boundary, part, holders, holders, &local_owner[0], &local_holder[0]);
-    FillExchange(route, boundary, part, owners, owners, &local_owner[1], &local_holder[1]);
+    FillExchange(route, boundary, part, holders, holders, &local_owner[0], &local_holder[0], true);
+    FillExchange(route, boundary, part, owners, owners, &local_owner[1], &local_holder[1], true);
   } else {
-    FillExchange(route, boundary, part, owners, holders, &owner, &holder);
+    FillExchange(route, boundary, part, owners, holders, &owner, &holder, false);
   }
 }
 
 void ClusterCosts::Tables::FillExchange(int route, int boundary, int part, int owner_group, int holder_group,
                                         std::vector<TransferCost>* owner_costs,
-                                        std::vector<TransferCost>* holder_costs) {
+                                        std::vector<TransferCost>* holder_costs, bool local) {
   const bool dispatch = boundary % 2 == 0;
   const int layer = boundary / 2;
   if (!Routed(layer) && colocated) return;  // a dense layer stays where it is
@@ -82,7 +82,8 @@ void ClusterCosts::Tables::FillExchange(int route, int boundary, int part, int o
   const double shadow = dispatch && part == 0 && Routed(layer)
                             ? job.shadow_experts * kBf16 * 3 * h * static_cast<double>(model.expert_hidden) * cut
                             : 0;
-  const auto fill = [&](int group, const std::vector<SideRows>& sides, std::vector<TransferCost>* table) {
+  const auto fill = [&](int group, const std::vector<SideRows>& sides, std::vector<TransferCost>* table,
+                        std::vector<int64_t>* message) {
     const double rate = NicsOf(group) * job.cluster.nic_gbytes_s * (inside ? e.all_to_all : e.m2n);
     std::vector<SideRows> worst(stride);
     std::vector<int> used(stride, -1);
@@ -90,14 +91,17 @@ void ClusterCosts::Tables::FillExchange(int route, int boundary, int part, int o
       const int at = LocalClass(group, w);
       used[at] = at + first_class[group];
       Raise(&worst[at], sides[w]);
+      if (local) continue;
+      int64_t& bytes = (*message)[Row(route, boundary, part) + at];
+      bytes = std::max(bytes, RoundToInt(((sides[w].nic + sides[w].nvlink) * row_bytes + shadow) / cut));
     }
     for (int i = 0; i < stride && used[i] >= 0; ++i) {
       if (shadow > 0) (worst[i].nic > 0 ? worst[i].nic : worst[i].nvlink) += shadow / row_bytes;
       (*table)[Row(route, boundary, part) + i] = Cost(worst[i], rate, row_bytes, cut, slow_nic[used[i]]);
     }
   };
-  fill(owner_group, rows.owners, owner_costs);
-  fill(holder_group, rows.holders, holder_costs);
+  fill(owner_group, rows.owners, owner_costs, &owner_bytes);
+  fill(holder_group, rows.holders, holder_costs, &holder_bytes);
 }
 
 // Point to point: worker i of one group to worker i of the next, on its rail.
@@ -112,9 +116,11 @@ void ClusterCosts::Tables::FillSend(int route, int boundary, int part, int from,
       const bool near = from_nodes[w] == to_nodes[w];
       const int at = LocalClass(group, w);
       Raise(&worst[at], {near ? 0 : tokens, near ? tokens : 0, 0});
-      (group == from ? holder : owner)[Row(route, boundary, part) + at] =
-          Cost(worst[at], rate, kBf16 * static_cast<double>(model.hidden_size), s.boundary_parts(boundary),
-               slow_nic[first_class[group] + at]);
+      const double row_bytes = kBf16 * static_cast<double>(model.hidden_size);
+      const int cut = s.boundary_parts(boundary);
+      const size_t row = Row(route, boundary, part) + at;
+      (group == from ? holder : owner)[row] = Cost(worst[at], rate, row_bytes, cut, slow_nic[first_class[group] + at]);
+      (group == from ? holder_bytes : owner_bytes)[row] = RoundToInt(tokens * row_bytes / cut);
     }
   }
 }
@@ -122,6 +128,8 @@ void ClusterCosts::Tables::FillSend(int route, int boundary, int part, int from,
 void ClusterCosts::Tables::FillTransfers() {
   owner.resize(stage.size());
   holder.resize(stage.size());
+  owner_bytes.resize(stage.size());
+  holder_bytes.resize(stage.size());
   two_phases.resize(static_cast<size_t>(s.num_routes) * stages);
   if (colocated) {
     for (auto* table : {&local_owner[0], &local_owner[1], &local_holder[0], &local_holder[1]}) {
