@@ -20,7 +20,7 @@ ARROWS = {
     "cli": ["base", "schedule", "spec", "cost", "sim", "plan", "trace", "io", "transport"],
 }
 # What the tests of a folder (*_test.cc) may include besides: layers read files of another implementation.
-TEST_ARROWS = {"layers": ["io"]}
+TEST_ARROWS = {"cost": ["sim"], "layers": ["io"]}
 # Beginning of an outside header: the folders that may include it.
 LIBRARIES = {
     "torch/": ["layers", "runtime"],

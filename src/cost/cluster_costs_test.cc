@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 
 #include "base/error.h"
@@ -371,6 +372,66 @@ TEST(ClusterCosts, OversubscribedSpine) {
   const Costed node(job);
   job.cluster.spine_oversubscription = 1;
   EXPECT_EQ(ns(node), ns(Costed(job)));
+}
+
+// After the last computation. One A-group of 4 on a node of 4, one F-group of 8 on two, and a second replica on others:
+//   A: N parameters on 8 workers of two nodes. Gradients (4 B) are summed and weights (2 B) gathered: over NVLink 3/4
+//      of 6 N at 0.9 of 8 GB/s, then of the quarter that each NIC has half at 0.85 of 2 GB/s.
+//   F: shared ones the same over four nodes, experts with their copy on the other replica, half of 6 N.
+//   The optimizer reads gradient and state, writes state and weight: 4 + 12 + 12 + 2 B at 0.8 of 1000 GB/s, a share
+//   each.
+TEST(ClusterCosts, StepEndByHand) {
+  Job job = SmallJob("af-pipe", 1, 4, 8);
+  job.cluster.gpus *= 2;
+  job.global_batch *= 2;
+  const ModelShape& m = job.model;
+  double a = static_cast<double>(m.EmbeddingParams());
+  for (int64_t l = 0; l < 4; ++l) a += static_cast<double>(m.AttentionParams(l));
+  const double f = static_cast<double>(m.HeadParams());  // no shared experts here
+  const double experts = 4 * 2 * static_cast<double>(m.ExpertParams());
+  const double nvlink = 8 * 0.9, nic = 2 * 0.85;
+  {
+    const Costed c(job);
+    EXPECT_NEAR(c.costs.StepEnd(0).reduce_ns, 6 * a * 3 / 4 / nvlink + 6 * a / 4 / 2 / nic, 1);
+    EXPECT_NEAR(c.costs.StepEnd(1).reduce_ns,
+                6 * f * 3 / 4 / nvlink + 6 * f / 4 * 3 / 4 / nic + 6 * experts / 2 / nic, 1);
+    EXPECT_NEAR(c.costs.StepEnd(0).optimizer_ns, a / 8 * 30 / 800, 1);
+    EXPECT_NEAR(c.costs.StepEnd(1).optimizer_ns, (f / 16 + experts / 2) * 30 / 800, 1);
+  }
+  // Whole state everywhere: sums go to all (4 B there and back), and each updates all.
+  job.shard_optimizer = false;
+  const Costed c(job);
+  EXPECT_NEAR(c.costs.StepEnd(0).reduce_ns, 8 * a * 3 / 4 / nvlink + 8 * a / 4 / 2 / nic, 1);
+  EXPECT_NEAR(c.costs.StepEnd(1).optimizer_ns, (f + experts) * 30 / 800, 1);
+  // Two replicas on one node: all over NVLink. One alone: experts have nobody to be summed with.
+  Job near = SmallJob("megatron-1f1b", 1, 2);
+  near.cluster.gpus = 4;
+  near.global_batch *= 2;
+  const double all = a + f, own = 4 * 8 * static_cast<double>(m.ExpertParams());
+  EXPECT_NEAR(Costed(near).costs.StepEnd(0).reduce_ns, (6 * all * 3 / 4 + 6 * own / 2) / nvlink, 1);
+  near.cluster.gpus = 2;
+  near.global_batch /= 2;
+  EXPECT_NEAR(Costed(near).costs.StepEnd(0).reduce_ns, 6 * all / 2 / nvlink, 1);
+}
+
+// A model of 235 billion parameters on a pool of any size: tables do not grow with the square of the workers. Wanted
+// are 5 ms on 128 and 1 s on 16384; the limits leave a factor to sanitizers.
+TEST(ClusterCosts, Quick) {
+  const auto milliseconds = [](const Job& job) {
+    const Schedule s = ScheduleOf(job);
+    double best = 1e9;
+    for (int i = 0; i < 3; ++i) {
+      const auto begin = std::chrono::steady_clock::now();
+      const ClusterCosts c(job, s);
+      const auto time = std::chrono::steady_clock::now() - begin;
+      best = std::min(best, std::chrono::duration<double, std::milli>(time).count());
+    }
+    return best;
+  };
+  EXPECT_LT(milliseconds(QwenJob("af-pipe", "h800x128", 2, 32, 32)), 50);
+  EXPECT_LT(milliseconds(QwenJob("megatron-1f1b", "h800x128", 8, 16)), 50);
+  EXPECT_LT(milliseconds(QwenJob("af-pipe", "h800x16384", 1, 16256, 128)), 5000);
+  EXPECT_LT(milliseconds(QwenJob("af-pipe", "h800x16384", 64, 128, 128)), 5000);
 }
 
 // Two routes hold two copies of everything: as many parameters twice, each shared by twice as many.

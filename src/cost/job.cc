@@ -46,7 +46,9 @@ bool YesNo(const std::string& name, const std::string& text) {
 bool TwoPools(const Job& j) { return !j.colocated(); }
 bool Colocated(const Job& j) { return j.colocated(); }
 bool AnySchedule(const Job&) { return true; }
-bool HasVirtualStages(const Job& j) { return j.colocated() && j.schedule != "dualpipe" && j.schedule != "dualpipe-v"; }
+bool HasRounds(const Job& j) { return j.schedule != "dualpipe" && j.schedule != "dualpipe-v"; }
+bool HasSlope(const Job& j) { return HasRounds(j) && j.schedule != "hetermoe"; }
+bool HasVirtualStages(const Job& j) { return j.colocated() && HasRounds(j); }
 bool Overlaps(const Job& j) { return j.overlaps(); }
 bool IsRandom(const Job& j) { return j.jitter > 0 || j.uneven(); }
 bool HasSpine(const Job& j) { return j.cluster.topology == "rail" && j.cluster.gpus > j.cluster.gpus_per_node; }
@@ -97,8 +99,6 @@ bool ParseHead(const std::string& text) {
 
 #define SET [](Job * j, const std::string& v)
 std::vector<Knob> MakeKnobs() {
-  const std::vector<std::string> rounds{"af-pipe", "af-pipe-zb", "megatron-1f1b", "megatron-overlap", "tutel", "comet",
-                                        "fastermoe", "lancet"};
   const std::vector<std::string> cut{"tutel", "comet", "fastermoe", "lancet"};
   return {
       {"p", "groups of each pool; colocated: pipeline groups (PP)", AnySchedule, "",
@@ -115,9 +115,9 @@ std::vector<Knob> MakeKnobs() {
        SET { j->sequences = Whole("b", v, 1); }},
       {"batch", "sequences a step, on the whole cluster", AnySchedule, "",
        SET { j->global_batch = Whole("batch", v, 1); }},
-      {"round", "micro-batches per round q; 0 = chosen", OneOf(rounds), "its order has no rounds",
+      {"round", "micro-batches per round q; 0 = chosen", HasRounds, "its order has no rounds",
        SET { j->round = Whole("round", v, 0); }},
-      {"slope", "slope e of the warm-up", OneOf(rounds), "its order has no warm-up of that kind",
+      {"slope", "slope e of the warm-up", HasSlope, "its order has no warm-up of that kind",
        SET { j->slope = Whole("slope", v, 0, 100); }},
       {"parts", "pieces that overlap within a layer (Tutel's degree); 0 = the schedule's choice", OneOf(cut),
        "it does not cut layers", SET { j->parts = Whole("parts", v, 0, 64); }},
@@ -262,6 +262,11 @@ void CheckJob(const Job& job) {
   if (job.model.num_experts > 0 && holders > job.model.num_experts) {
     Refuse("more workers than experts", job.colocated() ? "ep" : "n", std::to_string(holders),
            "at most " + std::to_string(job.model.num_experts));
+  }
+  const int parts = job.parts > 0 ? job.parts : 2;
+  if (job.schedule == "lancet" && job.sequences % parts != 0) {
+    Refuse("lancet cuts a worker's micro-batch by sequences", "b", std::to_string(job.sequences),
+           "a multiple of its parts, " + std::to_string(parts));
   }
   CheckLoads(job);
   CheckNics(job);

@@ -111,21 +111,22 @@ double MissedInGroups(const Routing& r, const std::vector<char>& set) {
   return missed / all;
 }
 
+// Sum over all sets of k experts that have none of `without`.
+double Products(const Routing& r, const std::vector<char>* without) {
+  const auto always = std::count(r.odds.begin(), r.odds.end(), kAlways);
+  std::vector<double> poly(r.k - always + 1, 0);
+  poly[0] = 1;
+  for (size_t e = 0; e < r.odds.size(); ++e) {
+    if (r.odds[e] != kAlways && !(without && (*without)[e])) Multiply(&poly, r.odds[e]);
+  }
+  return poly.back();
+}
+
 double MissedByOdds(const Routing& r, const std::vector<char>& set) {
-  int64_t k = r.k;
   for (size_t e = 0; e < set.size(); ++e) {
-    if (r.odds[e] != kAlways) continue;
-    if (set[e]) return 0;
-    --k;
+    if (set[e] && r.odds[e] == kAlways) return 0;
   }
-  std::vector<double> all(k + 1, 0), others(k + 1, 0);
-  all[0] = others[0] = 1;
-  for (size_t e = 0; e < set.size(); ++e) {
-    if (r.odds[e] == kAlways) continue;
-    Multiply(&all, r.odds[e]);
-    if (!set[e]) Multiply(&others, r.odds[e]);
-  }
-  return others[k] / all[k];
+  return Products(r, &set) / r.all_products;
 }
 
 }  // namespace
@@ -163,6 +164,7 @@ Routing RankRouting(const Job& job) {
     sum = std::accumulate(weight.rbegin(), weight.rend() - static_cast<std::ptrdiff_t>(r + 1), 0.0);
   }
   out.odds = OddsFor(out.probability, out.k);
+  out.all_products = Products(out, nullptr);
   return out;
 }
 

@@ -19,6 +19,7 @@ struct Routing {
   int64_t groups = 0, groups_per_token = 0;  // 0: no limit
   std::vector<double> probability;           // of each expert to be among a token's k; they sum to k, none is above 1
   std::vector<double> odds;                  // uneven only; infinite: an expert of every token
+  double all_products = 0;                   // the sum of the products of all sets' odds; uneven only
   std::vector<char> shadowed;                // held by everyone: nothing travels to it. Empty: none
 };
 // By rank of popularity, the most popular first: as in Job; those that would exceed 1 are 1 and the rest shared out.
