@@ -1,6 +1,7 @@
 // The search of SearchLayouts.
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "base/error.h"
 #include "cost/cluster_costs.h"
@@ -24,6 +25,40 @@ std::vector<int> Divisors(int n, int most) {
     if (n % d == 0) out.push_back(d);
   }
   return out;
+}
+
+// Bytes that the first position of a ring holds at least: its state, and the activations of its warm-up (schedule.md
+// section 2) at the smallest round that fills the ring. 0 where the order is another.
+int64_t LeastBytes(const Job& job, const Schedule& s, const ClusterCosts& costs) {
+  const std::set<std::string> rings{"megatron-1f1b", "megatron-overlap", "tutel", "comet", "fastermoe"};
+  const bool two_pools = (job.schedule == "af-pipe" || job.schedule == "af-pipe-zb") && job.p_a == job.p_f;
+  if (!two_pools && (!rings.contains(job.schedule) || job.p_a == 1)) return 0;
+  const int64_t layers = job.model.num_layers;
+  const int64_t positions = two_pools ? 2 * job.p_a : job.p_a;
+  const int64_t chunks = two_pools ? (2 * layers + positions - 1) / positions : job.virtual_stages;
+  const int64_t micro_batches = job.micro_batches();
+  const int64_t round = job.round > 0 ? job.round : std::min(positions, micro_batches);
+  int64_t most = 0;
+  for (int r = 0; r < (two_pools ? 2 : 1); ++r) {
+    const int64_t held = std::min(micro_batches * chunks, (chunks - 1) * round + job.slope * (positions - 1 - r));
+    // A layer in the middle; colocated: the layers of a chunk.
+    const int stage = 2 * static_cast<int>(layers / 2);
+    int64_t kept = 0;
+    for (int part_of = 0; part_of < 2; ++part_of) {
+      if (two_pools && part_of != r) continue;
+      const int at = stage + part_of;
+      int c = 0;
+      while (costs.classes()[c].group != s.group(at, 0)) ++c;
+      for (int part = 0; part < s.parts(at); ++part) {
+        kept += costs.ActivationBytes({OpKind::kForward, at, 0, part}, c, false);
+      }
+    }
+    if (!two_pools) kept *= layers / (positions * chunks);
+    int c = 0;
+    while (costs.classes()[c].group != (two_pools && r == 1 ? job.p_a : 0)) ++c;
+    most = std::max(most, costs.StaticBytes(c) + held * kept);
+  }
+  return most;
 }
 
 // No step is faster: the busiest worker's computations; its exchanges too, where they hold it.
@@ -67,7 +102,8 @@ bool Bound(Candidate* c, bool any_memory) {
     c->bound_ns = std::max(c->bound_ns, scale * std::max({busy[k], sent[k], received[k]}) +
                                             static_cast<double>(end.reduce_ns + end.optimizer_ns));
   }
-  return any_memory || c->static_bytes <= costs.MemoryLimit(0);
+  if (any_memory) return true;
+  return std::max(c->static_bytes, LeastBytes(c->job, s, costs)) <= costs.MemoryLimit(0);
 }
 
 // Values of one setting: those to try, or only the one that was given.

@@ -19,7 +19,8 @@ struct Entry {
 };
 
 constexpr Entry kTables[] = {
-    {"speed-up", SpeedUpTable},           {"speed-up-equal", SpeedUpEqualTable}, {"exposed", ExposedTable},
+    {"speed-up", SpeedUpTable},           {"speed-up-equal", SpeedUpEqualTable}, {"needed", NeededTable},
+    {"best-layouts", BestLayoutsTable},   {"exposed", ExposedTable},
     {"split", SplitTable},                {"topk-ep", TopkTable},                {"virtual-stages", VirtualStagesTable},
     {"all-to-all", AllToAllShareTable},   {"shares", SharesTable},               {"bubble", BubbleTable},
     {"memory", MemoryTable},              {"other-runs", OtherRunsTable},

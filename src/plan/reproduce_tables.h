@@ -15,6 +15,8 @@ using Progress = std::function<void(const std::string&)>;
 // Against the baselines, and the same with equal dispatch and efficiencies.
 ClaimTable SpeedUpTable(const Progress& progress);
 ClaimTable SpeedUpEqualTable(const Progress& progress);
+ClaimTable NeededTable(const Progress& progress);         // what all-to-all efficiency the claim needs
+ClaimTable BestLayoutsTable(const Progress& progress);    // every schedule with its best layout that fits
 ClaimTable ExposedTable(const Progress& progress);        // exposed communication removed
 ClaimTable SplitTable(const Progress& progress);          // best A:F split
 ClaimTable TopkTable(const Progress& progress);           // top-k x EP
