@@ -253,7 +253,7 @@ void Try(const std::vector<Job>& jobs, bool recompute, bool any_memory, LayoutSe
         candidates.push_back(std::move(c));
       }
     } catch (const Error& error) {  // a layout that the generator does not take
-      out->mistake = error.parts();
+      if (!out->mistake) out->mistake = error.parts();
     }
   }
   std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) { return a.bound_ns < b.bound_ns; });
@@ -271,7 +271,7 @@ void Try(const std::vector<Job>& jobs, bool recompute, bool any_memory, LayoutSe
         out->best = std::move(e);
       }
     } catch (const Error& error) {
-      out->mistake = error.parts();
+      if (!out->mistake) out->mistake = error.parts();
     }
   }
 }
