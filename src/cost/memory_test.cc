@@ -102,7 +102,8 @@ TEST(Memory, StateAddsUpToTheParameters) {
     const char* schedule;
     int p, m, n, replicas;
   };
-  for (const Layout& l : {Layout{"af-pipe", 2, 4, 8, 1}, {"af-pipe", 1, 3, 4, 3}, {"megatron-1f1b", 2, 8, 0, 2}}) {
+  for (const Layout& l : {Layout{"af-pipe", 2, 4, 8, 1}, {"af-pipe", 1, 3, 4, 3}, {"megatron-1f1b", 2, 8, 0, 2},
+                          {"tutel", 2, 4, 0, 1}}) {
     for (bool shard : {true, false}) {
       Job job = SmallJob(l.schedule, l.p, l.m, l.n);
       job.model.shared_hidden = 64;
