@@ -77,6 +77,7 @@ struct ProfileArguments {
   std::string out = "profile.json";
   std::vector<int64_t> seq_lengths;  // besides the configuration's; empty: half of it
   int64_t rounds = 2;
+  double patience_s = 60;  // in all, waiting for other programs to pause
   bool json = false;
 };
 int ProfileCommand(const ProfileArguments& arguments);

@@ -149,11 +149,14 @@ constexpr const char* kProfile = R"(Measures the real layers of a configuration 
   disagmoe profile CONFIG.toml [key=value ...] --out FILE
 
   disagmoe profile configs/tiny.toml --out build/profile.json
+  disagmoe simulate configs/tiny.toml --profile build/profile.json    then any layout of the same model
 
-  --out FILE    the profile (docs/formats.md)
-  --seq A,B     lengths of sequences to measure (the configuration's)
-  --rounds N    repetitions; medians are taken
-  --json        for machines
+Trains it for some steps at a time, as an attention and an FFN worker, in several sizes. Takes a minute, on a quiet machine.
+  --out FILE      the profile (profile.json)
+  --seq A,B       lengths of sequences to measure besides the configuration's (half of it)
+  --rounds N      every measurement so often; the one with the smallest median counts (2)
+  --patience S    seconds, in all, to wait for other programs to pause (60)
+  --json          for machines
 )";
 
 constexpr const char* kData = R"(Makes training data: text or JSON lines, plain or gzip, to a Megatron .bin/.idx pair of bytes as tokens (vocabulary 257).

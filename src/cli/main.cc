@@ -86,6 +86,7 @@ void AddCommands(CommandLine& line) {
   profile->add_option("overrides", line.profile.overrides);
   profile->add_option("--out", line.profile.out);
   profile->add_option("--seq", line.profile.seq_lengths)->delimiter(',')->check(CLI::PositiveNumber)->expected(1);
+  profile->add_option("--patience", line.profile.patience_s)->check(CLI::NonNegativeNumber);
   profile->add_option("--rounds", line.profile.rounds)->check(CLI::Range(1, 1000));
   CLI::App* verify = AddCommand(line, "verify");
   verify->add_option("out", line.model.from);

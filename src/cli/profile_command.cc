@@ -1,6 +1,7 @@
 // profile: short traced runs of the program itself, and from their traces what everything takes on this machine.
 #include <fcntl.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,6 +28,9 @@ namespace fs = std::filesystem;
 constexpr int64_t kTraceFrom = 3;
 constexpr int64_t kMicroBatches = 4;
 constexpr double kSecondsARun = 0.6;  // of traced steps
+// Where other programs take more than this share of the processors, a run is made again, so many times in all.
+constexpr double kQuiet = 0.03;
+constexpr int kTries = 3;
 
 // Gone with its contents when the command ends.
 struct TemporaryFolder {
@@ -122,6 +126,29 @@ std::vector<Measurement> Plan(const RunConfig& base, const std::vector<int64_t>&
   return plan;
 }
 
+int ProcessorCores() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+// Seconds of processor time, of all cores: by everybody since the start of the machine, and by our children so far.
+double BusySeconds() {
+  std::ifstream file("/proc/stat");
+  std::string name;
+  double sum = 0, user = 0, nice = 0, system = 0, idle = 0, wait = 0, irq = 0, softirq = 0, steal = 0;
+  if (file >> name >> user >> nice >> system >> idle >> wait >> irq >> softirq >> steal) {
+    sum = user + nice + system + irq + softirq + steal;
+  }
+  return sum / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
+double ChildSeconds() {
+  rusage usage{};
+  getrusage(RUSAGE_CHILDREN, &usage);
+  auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6; };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
 // Runs `disagmoe train` on it and waits. What it prints is dropped, its errors are not.
 void Train(const RunConfig& config, const std::string& file) {
   std::ofstream(file) << PrintConfig(config);
@@ -144,6 +171,28 @@ void Train(const RunConfig& config, const std::string& file) {
                "its reason is above; `disagmoe train` with this configuration shows more"});
 }
 
+// Until nobody else computes, as long as patience lasts.
+void WaitForQuiet(double* patience_s) {
+  constexpr useconds_t kLook = 250'000;
+  const double cores = ProcessorCores();
+  for (double busy = BusySeconds(); *patience_s > 0; *patience_s -= kLook * 1e-6) {
+    usleep(kLook);
+    const double now = BusySeconds();
+    if (now - busy <= kQuiet * kLook * 1e-6 * cores) return;
+    busy = now;
+  }
+}
+
+// The share of the processors that other programs took meanwhile.
+template <typename Run>
+double TakenByOthers(const Run& run) {
+  const int64_t begin = NowNs();
+  const double busy = BusySeconds(), children = ChildSeconds();
+  run();
+  const double others = (BusySeconds() - busy) - (ChildSeconds() - children);
+  return std::max(0.0, others) / (static_cast<double>(NowNs() - begin) * 1e-9 * static_cast<double>(ProcessorCores()));
+}
+
 double TokensAStep(const RunConfig& c) {
   return static_cast<double>(c.train.micro_batches * c.train.micro_batch_size * c.train.seq_length *
                              c.model.num_hidden_layers);
@@ -164,11 +213,6 @@ std::string ProcessorName() {
     if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
   }
   return "unknown";
-}
-
-int ProcessorCores() {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
 std::string StageLine(const StageTimes& t) {
@@ -212,19 +256,31 @@ int ProfileCommand(const ProfileArguments& arguments) {
   const std::vector<Measurement> plan = Plan(Base(config, folder.path + "/run"), seq_lengths);
   ProfileBuilder builder(config);
   const int64_t begin = NowNs();
-  double ns_a_token = 0;
+  // A first run, not counted: finds mistakes at once, and how many steps fit into a run.
+  RunConfig first = plan[0].config;
+  first.trace.steps = 3;
+  first.train.steps = kTraceFrom + first.trace.steps - 1;
+  Train(first, folder.path + "/config.toml");
+  const double ns_a_token = LongestStep(ReadRunEvents(first.out)) / TokensAStep(first);
+  int noisy = 0;
+  double patience_s = arguments.patience_s;
   for (int64_t round = 0; round < arguments.rounds; ++round) {
     for (size_t i = 0; i < plan.size(); ++i) {
       RunConfig run = plan[i].config;
-      const double steps = ns_a_token > 0 ? kSecondsARun * 1e9 / (ns_a_token * TokensAStep(run)) : 3;
+      const double steps = kSecondsARun * 1e9 / (ns_a_token * TokensAStep(run));
       run.trace.steps = std::clamp<int64_t>(std::llround(steps), 3, 20);
       run.train.steps = kTraceFrom + run.trace.steps - 1;
       std::fprintf(stderr, "round %lld/%lld, %zu/%zu: %s\n", static_cast<long long>(round + 1),
                    static_cast<long long>(arguments.rounds), i + 1, plan.size(), plan[i].what.c_str());
-      Train(run, folder.path + "/config.toml");
-      const std::vector<TraceEvent> events = ReadRunEvents(run.out);
-      if (ns_a_token == 0) ns_a_token = LongestStep(events) / TokensAStep(run);
-      builder.Add(run, events);
+      for (int tries = 1; tries <= kTries; ++tries) {
+        WaitForQuiet(&patience_s);
+        const double taken = TakenByOthers([&] { Train(run, folder.path + "/config.toml"); });
+        builder.Add(run, ReadRunEvents(run.out));
+        if (taken <= kQuiet) break;
+        std::fprintf(stderr, "  other programs took %.0f %% of the processors%s\n", taken * 100,
+                     tries < kTries ? ": once more" : "");
+        noisy += tries == kTries;
+      }
     }
   }
   Profile profile = builder.Build();
@@ -235,6 +291,11 @@ int ProfileCommand(const ProfileArguments& arguments) {
   file << text << "\n";
   file.close();
   if (!file) throw Error({"cannot write", arguments.out, std::strerror(errno), {}, {}});
+  if (noisy > 0) {
+    std::fprintf(stderr,
+                 "%d measurements beside other programs: times may be too long; profile again on a quiet machine\n",
+                 noisy);
+  }
   std::fprintf(stderr, "%.0f s\n", static_cast<double>(NowNs() - begin) * 1e-9);
   if (arguments.json) {
     std::puts(text.c_str());
