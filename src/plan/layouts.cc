@@ -16,7 +16,8 @@ constexpr int kMostSimulated = 60;
 struct Candidate {
   Job job;
   double bound_ns = 0;
-  int64_t static_bytes = 0;
+  int64_t least_bytes = 0;  // that its fullest worker holds at least
+  bool may_fit = true;
 };
 
 std::vector<int> Divisors(int n, int most) {
@@ -61,8 +62,9 @@ int64_t LeastBytes(const Job& job, const Schedule& s, const ClusterCosts& costs)
   return most;
 }
 
-// No step is faster: the busiest worker's computations; its exchanges too, where they hold it.
-bool Bound(Candidate* c, bool any_memory) {
+// No step is faster: the busiest worker's computations; its exchanges too, where they hold it. False: too few
+// micro-batches for this layout.
+bool Bound(Candidate* c) {
   Job one = c->job;
   const int64_t micro_batches = one.micro_batches();
   if (micro_batches < 1) return false;
@@ -80,7 +82,7 @@ bool Bound(Candidate* c, bool any_memory) {
   std::vector<double> busy(costs.classes().size(), 0), sent(busy), received(busy);
   for (size_t k = 0; k < busy.size(); ++k) {
     const int cls = static_cast<int>(k);
-    c->static_bytes = std::max(c->static_bytes, costs.StaticBytes(cls));
+    c->least_bytes = std::max(c->least_bytes, costs.StaticBytes(cls));
     for (const Op& op : s.groups[costs.classes()[k].group].compute) {
       busy[k] += static_cast<double>(costs.ComputeNs(op, cls));
       const TransferRange sends = SendsAfter(s, op);
@@ -102,8 +104,9 @@ bool Bound(Candidate* c, bool any_memory) {
     c->bound_ns = std::max(c->bound_ns, scale * std::max({busy[k], sent[k], received[k]}) +
                                             static_cast<double>(end.reduce_ns + end.optimizer_ns));
   }
-  if (any_memory) return true;
-  return std::max(c->static_bytes, LeastBytes(c->job, s, costs)) <= costs.MemoryLimit(0);
+  c->least_bytes = std::max(c->least_bytes, LeastBytes(c->job, s, costs));
+  c->may_fit = c->least_bytes <= costs.MemoryLimit(0);
+  return true;
 }
 
 // Values of one setting: those to try, or only the one that was given.
@@ -224,8 +227,16 @@ class Enumeration {
         }
         jobs.push_back(job);
         // The least round that fills the ring: less memory than the one that also hides the transfers.
-        if (job.colocated() || job.schedule == "hetermoe" || fixed_.contains("round")) continue;
+        if (job.colocated() || fixed_.contains("round")) continue;
         const int64_t micro_batches = job.micro_batches();
+        if (job.schedule == "hetermoe") {  // all micro-batches are one round unless said
+          for (int q : {2, 4, 8}) {
+            if (q >= micro_batches || micro_batches % q != 0) continue;
+            job.round = q;
+            jobs.push_back(job);
+          }
+          continue;
+        }
         for (int64_t q = 2 * std::max(job.p_a, job.p_f); q <= micro_batches; ++q) {
           if (micro_batches % q != 0) continue;
           job.round = static_cast<int>(q);
@@ -242,15 +253,19 @@ class Enumeration {
 
 void Try(const std::vector<Job>& jobs, bool recompute, bool any_memory, LayoutSearch* out) {
   std::vector<Candidate> candidates;
+  std::optional<Candidate> smallest;  // of those that cannot fit
   for (Job job : jobs) {
     job.recompute = recompute;
-    Candidate c{job, 0, 0};
+    Candidate c{job};
     ++out->considered;
     try {
       CheckJob(c.job);
-      if (Bound(&c, any_memory)) {
-        c.bound_ns /= static_cast<double>(c.job.global_batch);
+      if (!Bound(&c)) continue;
+      c.bound_ns /= static_cast<double>(c.job.global_batch);
+      if (any_memory || c.may_fit) {
         candidates.push_back(std::move(c));
+      } else if (!smallest || c.least_bytes < smallest->least_bytes) {
+        smallest = std::move(c);
       }
     } catch (const Error& error) {  // a layout that the generator does not take
       if (!out->mistake) out->mistake = error.parts();
@@ -273,6 +288,10 @@ void Try(const std::vector<Job>& jobs, bool recompute, bool any_memory, LayoutSe
     } catch (const Error& error) {
       if (!out->mistake) out->mistake = error.parts();
     }
+  }
+  if (!out->best && !out->best_over && smallest) {
+    out->best_over = Evaluate(smallest->job);
+    ++out->simulated;
   }
 }
 
