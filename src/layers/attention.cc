@@ -180,10 +180,15 @@ void RouterPart(const ModelConfig& c, const AttentionParams& p, AttentionSaved& 
 
 void AttentionBackward(const ModelConfig& c, const AttentionParams& p, AttentionSaved& saved, Tensor& dh,
                        const Tensor& d_gates, AuxLoss* aux) {
+  AttentionBackwardInputs(c, p, saved, dh, d_gates, aux);
+  AttentionBackwardWeights(c, p, saved);
+}
+
+void AttentionBackwardInputs(const ModelConfig& c, const AttentionParams& p, AttentionSaved& saved, Tensor& dh,
+                             const Tensor& d_gates, AuxLoss* aux) {
   const int64_t T = dh.size(0), s = p.s(), d = c.head_dim, nh = c.num_attention_heads, nkv = c.num_key_value_heads;
   if (T == 0) return;
   if (p.router.defined()) RouterPart(c, p, saved, dh, d_gates, aux);
-  AddGrad(p.out.grad, dh, saved.o);
   Tensor d_o = Empty({T, nh * d}, dh);
   at::mm_out(d_o, dh, p.out.value);
   Tensor d_qkv = Empty({T, (nh + 2 * nkv) * d}, dh), dq, dk;
@@ -203,12 +208,26 @@ void AttentionBackward(const ModelConfig& c, const AttentionParams& p, Attention
   } else {
     Rope(d_qkv.narrow(1, 0, (nh + nkv) * d).unflatten(1, {nh + nkv, d}), p.rotary.cos, p.rotary.sin, true);
   }
-  Tensor n1 = Empty({T, dh.size(1)}, dh), rstd = saved.rstd1;
+  Tensor d_n1 = Empty({T, dh.size(1)}, dh), dw = p.norm1.grad;
+  at::mm_out(d_n1, d_qkv, p.qkv.value);
+  AttentionSaved kept;
+  kept.x = saved.x;
+  kept.o = saved.o;
+  kept.d_h = dh;
+  kept.d_qkv = d_qkv;
+  dh = dh.clone();  // the weights of `out` need it as it is
+  RmsNormBackward(d_n1, saved.x, p.norm1.value, saved.rstd1, dh, /*add_dx=*/true, dw);
+  saved = std::move(kept);
+}
+
+void AttentionBackwardWeights(const ModelConfig& c, const AttentionParams& p, AttentionSaved& saved) {
+  const int64_t T = saved.x.size(0);
+  if (T == 0) return;
+  AddGrad(p.out.grad, saved.d_h, saved.o);
+  Tensor n1 = Empty({T, saved.x.size(1)}, saved.x), rstd = EmptyFp32({T}, saved.x);
   RmsNorm(saved.x, p.norm1.value, c.rms_norm_eps, n1, rstd);
-  AddGrad(p.qkv.grad, d_qkv, n1);
-  at::mm_out(n1, d_qkv, p.qkv.value);  // now the gradient of norm1's output
-  Tensor dw = p.norm1.grad;
-  RmsNormBackward(n1, saved.x, p.norm1.value, rstd, dh, /*add_dx=*/true, dw);
+  AddGrad(p.qkv.grad, saved.d_qkv, n1);
+  saved = {};
 }
 
 }  // namespace disagmoe

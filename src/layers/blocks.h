@@ -1,6 +1,10 @@
 // The parts of a layer, forward and backward, as functions of rows. What a forward keeps for its backward is a value
 // (…Saved); gradients of weights are added to Param::grad. No autograd graph is built.
 //
+// A backward is two steps, which a schedule may run apart: …BackwardInputs makes the gradients of the inputs and keeps
+// in `saved` only what …BackwardWeights needs, which adds those of the matrices and uses `saved` up. …Backward is the
+// two in a row. Norm weights, router and embedding belong to the first step: their gradients cost next to nothing.
+//
 // Shapes: T tokens of whole sequences of length s, H hidden, nh/nkv query/KV heads of size d, E experts, K a token;
 // at an FFN worker: R received rows (one per token that visits it), P (row, expert) pairs, D expert hidden size.
 // Rows are in the dtype of computation; router, gates, losses and gradient sums in fp32.
@@ -36,6 +40,7 @@ struct AttentionSaved {
   Tensor q, k, q_rstd, k_rstd; // with QK-norm: q, k [T, n d] normed and rotated, qkv as projected
   Tensor o, lse;               // o [T, nh d]
   Tensor h, rstd2, probs;      // h [T, H], probs [T, E]
+  Tensor d_h, d_qkv;           // between the two steps of a backward, with x and o
 };
 
 struct AttentionOutput {
@@ -59,9 +64,12 @@ struct AuxLoss {
   double value = 0;        // out: this slice's share of the weighted loss
 };
 
-// dh [T, H]: gradient of h, becomes that of x (same storage). d_gates [T, K] (undefined in a dense layer).
+// dh [T, H]: gradient of h, becomes that of x (another tensor). d_gates [T, K] (undefined in a dense layer).
 void AttentionBackward(const ModelConfig& model, const AttentionParams& p, AttentionSaved& saved, Tensor& dh,
                        const Tensor& d_gates, AuxLoss* aux);
+void AttentionBackwardInputs(const ModelConfig& model, const AttentionParams& p, AttentionSaved& saved, Tensor& dh,
+                             const Tensor& d_gates, AuxLoss* aux);
+void AttentionBackwardWeights(const ModelConfig& model, const AttentionParams& p, AttentionSaved& saved);
 // Counts of the router's choice, [E] fp32 on the host.
 Tensor CountExperts(const Tensor& ids, int64_t num_experts);
 
@@ -91,6 +99,9 @@ struct FfnSaved {
   Tensor gate;                   // [P] fp32, sorted
   Tensor home;                   // [rows at home] int32; undefined if all rows are
   Tensor rstd, gate_up, home_gate_up;
+  // Between the two steps of a backward, with h, row and home; (home_)gate_up are then its gradients.
+  Tensor d_out, act;            // [P, H] gradients of the experts' results, [P, D] their activations times gate
+  Tensor home_d_out, home_act;
 };
 
 // h [R, H] is kept in `saved`. out [R, H] is overwritten.
@@ -98,8 +109,10 @@ void FfnForward(const ModelConfig& model, const FfnParams& p, const Tensor& h, R
                 Tensor& out);
 void FfnForget(FfnSaved& saved);
 void FfnRecompute(const ModelConfig& model, const FfnParams& p, FfnSaved& saved);
-// d [R, H]: gradient of out, becomes that of h (same storage). d_gates: [P] in order of pairs, written.
+// d [R, H]: gradient of out, becomes that of h (perhaps another tensor). d_gates: [P] in order of pairs, written.
 void FfnBackward(const ModelConfig& model, const FfnParams& p, FfnSaved& saved, Tensor& d, std::vector<float>& d_gates);
+void FfnBackwardInputs(const FfnParams& p, FfnSaved& saved, Tensor& d, std::vector<float>& d_gates);
+void FfnBackwardWeights(const ModelConfig& model, const FfnParams& p, FfnSaved& saved);
 // Pairs as one process sees them: all rows at home, all experts local.
 RowPairs AllPairs(const Tensor& ids, const Tensor& gates, int64_t tokens);
 
@@ -112,11 +125,17 @@ struct HeadParams {
   explicit HeadParams(const ParamStore& store) : norm(store.Get("final_norm")), head(store.Get("head")) {}
   Param norm, head;
 };
+struct HeadSaved {
+  Tensor u, d_logits;  // [n, H] rows after the norm, [n, V] gradient of their logits; undefined: nothing is left to do
+};
 // Sum of the token losses of x [T, H] against labels [T]; with dx also the gradients of scale * loss
 // by x (written to dx, not x itself) and by the weights.
 // input_finite: whether x held neither NaN nor infinity.
+// later: what HeadBackwardWeights needs of the last 2^24 / V rows; all logits could be too many to keep, so what the
+// rows before those add to the gradients of the weights is added here all the same.
 double HeadForwardBackward(const ModelConfig& model, const HeadParams& p, const Tensor& x, const Tensor& labels,
-                           double scale, Tensor* dx, bool* input_finite);
+                           double scale, Tensor* dx, bool* input_finite, HeadSaved* later = nullptr);
+void HeadBackwardWeights(const HeadParams& p, HeadSaved& saved);
 // Whether all rows that a norm saw were finite: 1 / rms is a positive number exactly then, so this costs nothing.
 bool AllFinite(const Tensor& rstd);
 

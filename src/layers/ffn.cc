@@ -148,19 +148,32 @@ void FfnForget(FfnSaved& saved) {
 void FfnRecompute(const ModelConfig& c, const FfnParams& p, FfnSaved& saved) { Project(p, Normed(c, p, saved), saved); }
 
 void FfnBackward(const ModelConfig& c, const FfnParams& p, FfnSaved& saved, Tensor& d, std::vector<float>& d_gates) {
+  FfnBackwardInputs(p, saved, d, d_gates);
+  FfnBackwardWeights(c, p, saved);
+}
+
+namespace {
+
+// Drops what only the first step of a backward needs.
+void KeepForWeights(FfnSaved& saved) {
+  saved.pairs = {};
+  for (Tensor* t : {&saved.position, &saved.offsets, &saved.order, &saved.gate, &saved.rstd}) t->reset();
+}
+
+}  // namespace
+
+void FfnBackwardInputs(const FfnParams& p, FfnSaved& saved, Tensor& d, std::vector<float>& d_gates) {
   const Tensor& h = saved.h;
   const int64_t P = saved.pairs.pairs(), H = h.size(1);
-  const Tensor u = Normed(c, p, saved);
   Tensor du = Empty({h.size(0), H}, h);
   d_gates.assign(P, 0);
   if (p.gate_up.defined()) {
-    Tensor rows = Gather(d, saved.row), d_act = Empty({P, p.down.value.size(2)}, h);
-    Grouped(saved.begin, rows, p.down.value, false, d_act);
-    Tensor act = Empty({P, d_act.size(1)}, h), d_gate = at::empty({P}, h.options().dtype(at::kFloat));
-    SwiGluBackward(d_act, saved.gate_up, saved.gate, saved.gate_up, act, d_gate);  // gate_up now its gradient
-    GroupedGrad(saved.begin, rows, act, p.down.grad);
-    GatherRows(u, saved.row, rows);
-    GroupedGrad(saved.begin, saved.gate_up, rows, p.gate_up.grad);
+    saved.d_out = Gather(d, saved.row);
+    Tensor d_act = Empty({P, p.down.value.size(2)}, h), d_gate = at::empty({P}, h.options().dtype(at::kFloat));
+    Grouped(saved.begin, saved.d_out, p.down.value, false, d_act);
+    saved.act = Empty({P, d_act.size(1)}, h);
+    SwiGluBackward(d_act, saved.gate_up, saved.gate, saved.gate_up, saved.act, d_gate);  // gate_up now its gradient
+    Tensor rows = Empty({P, H}, h);
     Grouped(saved.begin, saved.gate_up, p.gate_up.value, false, rows);
     SumRows(rows, saved.position, saved.offsets, du, false);
     const Tensor host_gate = d_gate.cpu(), order = saved.order.cpu();
@@ -170,19 +183,37 @@ void FfnBackward(const ModelConfig& c, const FfnParams& p, FfnSaved& saved, Tens
   }
   const Tensor dr = Gather(d, saved.home);
   if (p.home_gate_up.defined()) {
-    Tensor d_act = at::mm(dr, p.home_down.value), act = Empty({dr.size(0), d_act.size(1)}, h), none;
-    SwiGluBackward(d_act, saved.home_gate_up, {}, saved.home_gate_up, act, none);
-    AddGrad(p.home_down.grad, dr, act);
-    AddGrad(p.home_gate_up.grad, saved.home_gate_up, Gather(u, saved.home));
+    Tensor d_act = at::mm(dr, p.home_down.value), none;
+    saved.home_act = Empty({dr.size(0), d_act.size(1)}, h);
+    SwiGluBackward(d_act, saved.home_gate_up, {}, saved.home_gate_up, saved.home_act, none);
     AddRows(du, saved.home, at::mm(saved.home_gate_up, p.home_gate_up.value));
+    saved.home_d_out = dr;
   }
   // The residual: at home the gradient goes through, elsewhere only what comes from the experts.
   if (saved.home.defined()) {
     d.zero_();
     AddRows(d, saved.home, dr);
+  } else if (p.home_gate_up.defined()) {
+    d = d.clone();  // the weights at home need it as it is
   }
   Tensor dw = p.norm2.grad;
   RmsNormBackward(du, h, p.norm2.value, saved.rstd, d, /*add_dx=*/true, dw);
+  KeepForWeights(saved);
+}
+
+void FfnBackwardWeights(const ModelConfig& c, const FfnParams& p, FfnSaved& saved) {
+  const Tensor u = Normed(c, p, saved);
+  if (p.gate_up.defined()) {
+    GroupedGrad(saved.begin, saved.d_out, saved.act, p.down.grad);
+    Tensor rows = saved.d_out;  // of no more use itself
+    GatherRows(u, saved.row, rows);
+    GroupedGrad(saved.begin, saved.gate_up, rows, p.gate_up.grad);
+  }
+  if (p.home_gate_up.defined()) {
+    AddGrad(p.home_down.grad, saved.home_d_out, saved.home_act);
+    AddGrad(p.home_gate_up.grad, saved.home_gate_up, Gather(u, saved.home));
+  }
+  saved = {};
 }
 
 void AddRows(Tensor& dst, const Tensor& index, const Tensor& src) {

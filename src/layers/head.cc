@@ -36,7 +36,7 @@ void EmbedBackward(const Param& embed, const Tensor& tokens, const Tensor& dx) {
 }
 
 double HeadForwardBackward(const ModelConfig& c, const HeadParams& p, const Tensor& x, const Tensor& labels, double scale,
-                           Tensor* dx, bool* input_finite) {
+                           Tensor* dx, bool* input_finite, HeadSaved* later) {
   const int64_t T = x.size(0), H = x.size(1), V = p.head.value.size(0);
   const int64_t chunk = std::max<int64_t>(1, kLogitsAtOnce / V);
   double loss = 0;
@@ -51,12 +51,24 @@ double HeadForwardBackward(const ModelConfig& c, const HeadParams& p, const Tens
     at::mm_out(logits, u, p.head.value.t());
     loss += CrossEntropy(logits, labels.narrow(0, begin, n), scale, dx != nullptr);
     if (dx == nullptr) continue;
-    AddGrad(p.head.grad, logits, u);
-    at::mm_out(u, logits, p.head.value);
+    HeadSaved weights{u, logits};
+    Tensor du = u;
+    if (later != nullptr && begin + n == T) {
+      *later = std::move(weights);
+      du = at::empty_like(u);
+    } else {
+      HeadBackwardWeights(p, weights);
+    }
+    at::mm_out(du, logits, p.head.value);
     Tensor out = dx->narrow(0, begin, n), dw = p.norm.grad;
-    RmsNormBackward(u, rows, p.norm.value, rstd, out, /*add_dx=*/false, dw);
+    RmsNormBackward(du, rows, p.norm.value, rstd, out, /*add_dx=*/false, dw);
   }
   return loss;
+}
+
+void HeadBackwardWeights(const HeadParams& p, HeadSaved& saved) {
+  if (saved.u.defined()) AddGrad(p.head.grad, saved.d_logits, saved.u);
+  saved = {};
 }
 
 }  // namespace disagmoe
