@@ -134,6 +134,12 @@ class Layouts(Base):
     def test_colocated_groups(self):
         self.layout("lcolo2", "layout.colocated=true", "layout.p_a=2", "layout.m=3")
 
+    def test_split_backward(self):
+        self.layout("lzb", "schedule.name=af-pipe-zb", "layout.p_a=2", "layout.n=2")
+
+    def test_split_backward_colocated(self):
+        self.layout("ldpv", "schedule.name=dualpipe-v", "layout.colocated=true", "layout.p_a=2", "layout.m=2")
+
     def test_sharded_recompute(self):
         self.layout("lshard", "layout.m=2", "layout.n=2", "train.shard_optimizer=true", "train.recompute=layer")
 
@@ -181,6 +187,23 @@ class Files(Base):
         config = os.path.join(out("files"), "config.toml")
         check = subprocess.run([PROGRAM, "schedule", config, "--check"], capture_output=True, text=True)
         self.assertEqual(check.returncode, 0, check.stderr)
+
+    def test_trace_of_weight_gradients(self):
+        self.assert_ok(run("train", "weights", "train.steps=4", "schedule.name=af-pipe-zb"))
+        stages = {0: (0, 2, 4, 6), 1: (1, 3, 5, 7, 8)}  # of 4 layers: attention; experts and the head
+        for rank, held in stages.items():
+            events = [json.loads(line) for line in open(os.path.join(out("weights"), "trace", f"rank-{rank:05}.jsonl"))]
+            for step in (2, 3, 4):
+                mine = [e for e in events if e["step"] == step]
+                weights = sorted(e["name"] for e in mine if e["stream"] == "backward" and e["name"].startswith("W"))
+                self.assertEqual(weights, sorted(f"W{stage}.{b}" for stage in held for b in range(4)))
+                ends = {e["name"]: e["end_ns"] for e in mine if e["stream"] == "backward"}
+                for e in mine:
+                    if e["name"].startswith("W"):
+                        self.assertGreaterEqual(e["begin_ns"], ends["B" + e["name"][1:]])
+        result = subprocess.run([PROGRAM, "timeline", out("weights"), "--svg", out("weights.svg")], capture_output=True, text=True)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertRegex(open(out("weights.svg")).read(), r"<title>W\d\.\d, ")
 
     def test_same_bits(self):
         for name in ("bits1", "bits2"):

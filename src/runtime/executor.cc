@@ -141,8 +141,8 @@ PassResult Executor::Run(const Schedule& schedule, const PassSpec& pass) {
   pass_ = pass;
   result_ = {};
   result_.expert_tokens.assign(model_.num_hidden_layers * model_.num_experts, 0);
+  DM_CHECK(schedule.executable(), "the runtime executes whole stages and one route");
   StartReceives();
-  DM_CHECK(schedule.plain(), "the runtime executes whole stages, whole backwards and one route");
   for (const Op& op : schedule.groups[topology_.group_of_rank(rank_)].compute) {
     status_.Computing(op, schedule.num_layers, pass.step);
     Compute(op);
@@ -150,7 +150,8 @@ PassResult Executor::Run(const Schedule& schedule, const PassSpec& pass) {
   }
   for (auto& [name, request] : sends_) FinishSend(name, *request, waits_);
   sends_.clear();
-  DM_CHECK(attention_.empty() && ffn_.empty() && head_.empty() && local_.empty() && receives_.empty(),
+  DM_CHECK(attention_.empty() && ffn_.empty() && head_.empty() && weights_.empty() && local_.empty() &&
+               receives_.empty(),
            "a pass left something behind");
   return result_;
 }
@@ -160,7 +161,9 @@ void Executor::Compute(const Op& op) {
   const int64_t begin = waits_.tracing() ? NowNs() : 0;
   const int64_t waited = waits_.exposed_ns() + waits_.bubble_ns();
   const int layer = op.stage / 2;
-  if (op.stage == 2 * schedule_->num_layers) {
+  if (op.kind == OpKind::kWeight) {
+    Weights(op.stage, op.micro_batch);
+  } else if (op.stage == 2 * schedule_->num_layers) {
     forward ? ForwardHead(op.micro_batch) : BackwardHead(op.micro_batch);
   } else if (op.stage % 2 == 0) {
     forward ? ForwardAttention(layer, op.micro_batch) : BackwardAttention(layer, op.micro_batch);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <unordered_map>
@@ -56,6 +57,9 @@ class Executor {
   void BackwardAttention(int layer, int mb);
   void BackwardFfn(int layer, int mb);
   void BackwardHead(int mb);
+  // The second step of a backward: now, or at its W.
+  void AddWeightGradients(int stage, int mb, std::function<void()> step);
+  void Weights(int stage, int mb);
 
   struct Incoming {  // rows of a combine, and which tokens of this worker's share each source sent
     Tensor x;
@@ -104,6 +108,7 @@ class Executor {
   std::unordered_map<int64_t, std::unique_ptr<Attention>> attention_;
   std::unordered_map<int64_t, std::unique_ptr<Ffn>> ffn_;
   std::unordered_map<int64_t, std::unique_ptr<Head>> head_;
+  std::unordered_map<int64_t, std::function<void()>> weights_;  // second steps that wait, with the tensors they need
   std::vector<LinkQueue> links_;
   std::unordered_map<int64_t, std::vector<RequestPtr>> receives_;  // by transfer: a request a peer, null for oneself
   std::unordered_map<int64_t, Buffer> local_;                      // messages to oneself

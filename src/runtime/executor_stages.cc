@@ -130,12 +130,28 @@ void Executor::ForwardHead(int mb) {
   const Tensor x = std::move(state->in.x), labels = Tokens(mb, first, T, true);
   if (schedule_->backward) state->dx = at::empty_like(x);
   bool finite = true;
-  const double loss = HeadForwardBackward(model_, *head_params_, x, labels, scale_.token,
-                                          schedule_->backward ? &state->dx : nullptr, &finite);
+  HeadSaved saved;
+  const double loss =
+      HeadForwardBackward(model_, *head_params_, x, labels, scale_.token, schedule_->backward ? &state->dx : nullptr,
+                          &finite, schedule_->split_backward ? &saved : nullptr);
+  if (schedule_->split_backward) {
+    AddWeightGradients(stage, mb, [this, saved]() mutable { HeadBackwardWeights(*head_params_, saved); });
+  }
   result_.token_loss += loss;
   if (!finite) SeeBad(stage - 1, mb);
   if (!std::isfinite(loss)) SeeBad(stage, mb);
   if (schedule_->backward) head_[Key(stage, mb)] = std::move(state);
+}
+
+void Executor::AddWeightGradients(int stage, int mb, std::function<void()> step) {
+  if (!schedule_->split_backward) return step();
+  DM_CHECK(weights_.emplace(Key(stage, mb), std::move(step)).second, "two backwards of one stage and micro-batch");
+}
+
+void Executor::Weights(int stage, int mb) {
+  auto node = weights_.extract(Key(stage, mb));
+  DM_CHECK(!node.empty(), "weight gradients without their backward");
+  node.mapped()();
 }
 
 void Executor::BackwardHead(int mb) {
@@ -163,7 +179,10 @@ void Executor::BackwardFfn(int layer, int mb) {
     counts.assign(params.gate_up.value.size(0), 0);
     for (int32_t e : state.saved.pairs.expert) counts[e] += 1;
   }
-  FfnBackward(model_, params, state.saved, d, d_gates);
+  FfnBackwardInputs(params, state.saved, d, d_gates);
+  AddWeightGradients(stage, mb, [this, &params, saved = std::move(state.saved)]() mutable {
+    FfnBackwardWeights(model_, params, saved);
+  });
   for (size_t i = 0; i + 1 < state.row_begin.size(); ++i) {
     const int64_t begin = state.row_begin[i], end = state.row_begin[i + 1], pair0 = state.pair_begin[i];
     Post(stage - 1, mb, true, i,
@@ -200,7 +219,10 @@ void Executor::BackwardAttention(int layer, int mb) {
     }
   }
   if (config_.train.recompute == "layer") AttentionRecompute(model_, params, state.saved);
-  AttentionBackward(model_, params, state.saved, dh, dense ? Tensor() : d_gates.to(device_), &aux);
+  AttentionBackwardInputs(model_, params, state.saved, dh, dense ? Tensor() : d_gates.to(device_), &aux);
+  AddWeightGradients(stage, mb, [this, &params, saved = std::move(state.saved)]() mutable {
+    AttentionBackwardWeights(model_, params, saved);
+  });
   result_.aux_loss += aux.value;
   if (layer == 0) {
     EmbedBackward(store_.Get("embed"), state.tokens, dh);

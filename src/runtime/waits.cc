@@ -7,7 +7,9 @@
 namespace disagmoe {
 
 std::string DescribeOp(const Op& op, int num_layers) {
-  const std::string direction = op.kind == OpKind::kForward ? "forward of " : "backward of ";
+  const std::string direction = op.kind == OpKind::kForward    ? "forward of "
+                                : op.kind == OpKind::kBackward ? "backward of "
+                                                               : "weight gradients of ";
   std::string what = "the head";
   if (op.stage < 2 * num_layers) {
     what = (op.stage % 2 == 0 ? "attention layer " : "experts layer ") + std::to_string(op.stage / 2);

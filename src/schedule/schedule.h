@@ -102,8 +102,9 @@ struct Schedule {
     if (!part_group.empty()) return part_group[stage * max_parts() + part];
     return stage_group[route(micro_batch) * num_stages() + stage];
   }
-  // What the runtime executes so far: whole stages, whole backwards, one route.
-  bool plain() const { return !split_backward && num_routes == 1 && max_parts() == 1; }
+  // Whole stages and one route: what the runtime executes. Plain: whole backwards as well.
+  bool executable() const { return num_routes == 1 && max_parts() == 1; }
+  bool plain() const { return executable() && !split_backward; }
 };
 
 inline bool IsCompute(OpKind k) { return k <= OpKind::kWeight; }

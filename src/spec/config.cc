@@ -164,7 +164,7 @@ class Loader : public ConfigOrigin {
       throw Error({"wrong type", where, PrintNode(node), ExpectedValue(*key), {}});
     }
     const std::string got = fits ? OutOfRange(*key, config_) : PrintNode(node);
-    if (!got.empty()) throw Error({"value not allowed", where, got, ExpectedValue(*key), {}});
+    if (!got.empty()) throw Error({"value not allowed", where, got, ExpectedValue(*key), ChoiceHint(*key, config_)});
     where_[name] = at;
   }
 

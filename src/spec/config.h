@@ -47,9 +47,11 @@ struct LayoutConfig {
 };
 
 struct ScheduleConfig {
-  std::string name = "auto";  // "auto": af-pipe, or megatron-1f1b for a colocated layout
-  int round = 0;              // q; 0 = chosen
-  int slope = 2;              // e
+  // "auto": af-pipe, or megatron-1f1b for a colocated layout. Others that train, with backwards split: af-pipe-zb (two
+  // pools); megatron-overlap, dualpipe-v (colocated).
+  std::string name = "auto";
+  int round = 0;  // q; 0 = chosen
+  int slope = 2;  // e
 };
 
 struct TrainConfig {

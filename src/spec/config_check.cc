@@ -17,7 +17,8 @@ class Checker {
   void Run() {
     for (const ConfigKey& key : ConfigKeys()) {
       const std::string got = OutOfRange(key, config_);
-      if (!got.empty()) throw Error({"value not allowed", origin_.Where(key.name), got, ExpectedValue(key), {}});
+      if (got.empty()) continue;
+      throw Error({"value not allowed", origin_.Where(key.name), got, ExpectedValue(key), ChoiceHint(key, config_)});
     }
     Model();
     Layout();
@@ -57,17 +58,35 @@ class Checker {
     const std::string colocated = "1 with layout.colocated = true";
     Require(!l.colocated || l.p_f == 1, "layout.p_f", colocated, "layout.p_a counts the groups");
     Require(!l.colocated || l.n == 1, "layout.n", colocated, "layout.m counts the workers of a group");
-    const std::string& name = config_.schedule.name;
-    Require(!l.colocated || name != "af-pipe", "schedule.name",
-            "\"auto\" or \"megatron-1f1b\" with layout.colocated = true");
-    Require(l.colocated || name != "megatron-1f1b", "schedule.name",
-            "\"auto\" or \"af-pipe\" with layout.colocated = false");
+    for (const ScheduleName& known : ScheduleNames()) {
+      if (known.name != config_.schedule.name) continue;
+      const std::string choices = l.colocated ? R"("auto", "megatron-1f1b", "megatron-overlap" or "dualpipe-v")"
+                                              : R"("auto", "af-pipe" or "af-pipe-zb")";
+      Require(known.colocated == l.colocated, "schedule.name",
+              choices + " with layout.colocated = " + (l.colocated ? "true" : "false"));
+    }
   }
 
+  // What the generators would throw, in terms of keys.
   void ScheduleKeys() {
     const int64_t round = config_.schedule.round;
+    const LayoutConfig& l = config_.layout;
     Require(round == 0 || config_.train.micro_batches % round == 0, "schedule.round",
             "a divisor of " + Of("train.micro_batches", config_.train.micro_batches), "0 chooses one");
+    const std::string& name = config_.schedule.name;
+    const std::string with = " with schedule.name = \"" + name + "\"";
+    if (name == "megatron-overlap") {
+      Require(l.p_a > 1 || round <= 1, "schedule.round", "0 or 1" + with + " and layout.p_a = 1",
+              "one group has no rounds");
+    }
+    if (name != "dualpipe-v") return;
+    Require(round == 0, "schedule.round", "0" + with, "it has no rounds");
+    Require(l.head == "ffn", "layout.head", "\"ffn\"" + with);
+    Require(2 * l.p_a <= config_.model.num_hidden_layers, "layout.p_a",
+            "at most half of " + Of("model.num_hidden_layers", config_.model.num_hidden_layers) + with,
+            "a group holds two chunks of layers");
+    Require(config_.train.micro_batches >= 2 * l.p_a, "train.micro_batches",
+            "at least twice " + Of("layout.p_a", l.p_a) + with);
   }
 
   void Train() {
@@ -167,6 +186,20 @@ std::vector<std::string> WorkerNames(const RunConfig& config) {
   return names;
 }
 
+namespace {
+
+// What is left of a forward-only order when the micro-batches from `count` on are taken out: as free of deadlock.
+void TakeFirst(Schedule* schedule, int count) {
+  for (GroupSchedule& group : schedule->groups) {
+    for (std::vector<Op>* list : {&group.compute, &group.comm}) {
+      std::erase_if(*list, [&](const Op& op) { return op.micro_batch >= count; });
+    }
+  }
+  schedule->num_micro_batches = schedule->round = count;
+}
+
+}  // namespace
+
 Schedule ScheduleOf(const RunConfig& config, int64_t micro_batches, bool backward) {
   std::string name = config.schedule.name;
   if (name == "auto") name = config.layout.colocated ? "megatron-1f1b" : "af-pipe";
@@ -176,7 +209,11 @@ Schedule ScheduleOf(const RunConfig& config, int64_t micro_batches, bool backwar
   options.backward = backward;
   // An evaluation has its own number of micro-batches: a round that does not divide it is chosen anew.
   if (config.schedule.round > 0 && micro_batches % config.schedule.round == 0) options.round = config.schedule.round;
+  // dualpipe-v needs as many micro-batches as fill its groups, an evaluation may have fewer.
+  const bool fewer = !backward && name == "dualpipe-v" && micro_batches < 2 * config.layout.p_a;
+  if (fewer) options.num_micro_batches = 2 * config.layout.p_a;
   Schedule schedule = Generate(name, PlacementOf(config), options);
+  if (fewer) TakeFirst(&schedule, static_cast<int>(micro_batches));
   ValidateSchedule(schedule);
   return schedule;
 }

@@ -76,7 +76,8 @@ std::vector<ConfigKey> LayoutKeys() {
       Number(KEY(layout.n), 1, 4096, "workers in an FFN group"),
       Flag(KEY(layout.colocated), "attention and experts on the same p_a groups of m workers"),
       Choice(KEY(layout.head), {"ffn", "attention"}, "which group computes output head and loss"),
-      Choice(KEY(schedule.name), {"auto", "af-pipe", "megatron-1f1b"}, "generator of the schedule"),
+      Choice(KEY(schedule.name), {"auto", "af-pipe", "af-pipe-zb", "megatron-1f1b", "megatron-overlap", "dualpipe-v"},
+             "generator of the schedule"),
       Number(KEY(schedule.round), 0, 1 << 20, "q, micro-batches a round; divides train.micro_batches; 0: chosen"),
       Number(KEY(schedule.slope), 1, 64, "e, warm-up forwards added per position"),
   };
@@ -217,6 +218,17 @@ std::string OutOfRange(const ConfigKey& key, RunConfig& config) {
   const bool above = key.min_excluded ? number > key.min : number >= key.min;
   const bool below = key.max_excluded ? number < key.max : number <= key.max;
   return std::isfinite(number) && above && below ? "" : TomlValue(value);
+}
+
+std::string ChoiceHint(const ConfigKey& key, RunConfig& config) {
+  if (key.name != "schedule.name") return "";
+  const std::string& name = config.schedule.name;
+  std::string missing;
+  if (name == "dualpipe") missing = "two routes at once, with every layer in two groups";
+  if (name == "hetermoe") missing = "experts of one layer in both pools";
+  if (name == "tutel" || name == "comet" || name == "fastermoe" || name == "lancet") missing = "stages cut into parts";
+  if (missing.empty()) return "";
+  return name + " needs " + missing + ", which the runtime does not execute; `disagmoe simulate` does";
 }
 
 std::string NearestKey(std::string_view name) {

@@ -36,6 +36,8 @@ const ConfigKey* FindConfigKey(std::string_view name);
 std::string ExpectedValue(const ConfigKey& key);
 // Empty if the value that `config` has for the key is within its range, else what was got.
 std::string OutOfRange(const ConfigKey& key, RunConfig& config);
+// Why a value that one could expect to be a choice is none; else "".
+std::string ChoiceHint(const ConfigKey& key, RunConfig& config);
 
 // The nearest known key, or the nearest known table for a name such as "[trian]"; "" if nothing is near.
 std::string NearestKey(std::string_view name);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <limits>
@@ -142,6 +143,13 @@ const Mistake kOfOverrides[] = {
     {"", {"train.steps=1\nout = 'x'"},  // one override, one key
      "wrong type (command line, train.steps): got \"1\\u000Aout = 'x'\", expected an integer from 1 to 1000000000"},
     {"", {"train.lr=-1"}, "value not allowed (command line, train.lr): got -1.0, expected a number above 0"},
+    {"", {"schedule.name=tutel"},
+     "value not allowed (command line, schedule.name): got \"tutel\", expected \"auto\", \"af-pipe\", \"af-pipe-zb\", "
+     "\"megatron-1f1b\", \"megatron-overlap\" or \"dualpipe-v\". Hint: tutel needs stages cut into parts, which the "
+     "runtime does not execute; `disagmoe simulate` does"},
+    {"", {"schedule.name=zero-bubble"},
+     "value not allowed (command line, schedule.name): got \"zero-bubble\", expected \"auto\", \"af-pipe\", "
+     "\"af-pipe-zb\", \"megatron-1f1b\", \"megatron-overlap\" or \"dualpipe-v\""},
     {"", {"layout.head=router"},
      "value not allowed (command line, layout.head): got \"router\", expected \"ffn\" or \"attention\""},
     {"[train]\nsteps = 0", {"train.steps=1"},  // a mistake in the file stays one
@@ -171,11 +179,33 @@ const Mistake kContradictions[] = {
     {"[layout]\ncolocated = true\nn = 2\n", {}, "contradiction (run.toml:3, layout.n): got 2, expected 1 with "
                                                 "layout.colocated = true. Hint: layout.m counts the workers of a group"},
     {"[layout]\ncolocated = true\n[schedule]\nname = 'af-pipe'\n", {},
-     "contradiction (run.toml:4, schedule.name): got \"af-pipe\", expected \"auto\" or \"megatron-1f1b\" with "
-     "layout.colocated = true"},
+     "contradiction (run.toml:4, schedule.name): got \"af-pipe\", expected \"auto\", \"megatron-1f1b\", "
+     "\"megatron-overlap\" or \"dualpipe-v\" with layout.colocated = true"},
     {"[schedule]\nname = 'megatron-1f1b'\n", {},
-     "contradiction (run.toml:2, schedule.name): got \"megatron-1f1b\", expected \"auto\" or \"af-pipe\" with "
-     "layout.colocated = false"},
+     "contradiction (run.toml:2, schedule.name): got \"megatron-1f1b\", expected \"auto\", \"af-pipe\" or "
+     "\"af-pipe-zb\" with layout.colocated = false"},
+    {"", {"schedule.name=dualpipe-v"},
+     "contradiction (command line, schedule.name): got \"dualpipe-v\", expected \"auto\", \"af-pipe\" or "
+     "\"af-pipe-zb\" with layout.colocated = false"},
+    {"[layout]\ncolocated = true\n", {"schedule.name=af-pipe-zb"},
+     "contradiction (command line, schedule.name): got \"af-pipe-zb\", expected \"auto\", \"megatron-1f1b\", "
+     "\"megatron-overlap\" or \"dualpipe-v\" with layout.colocated = true"},
+    {"[layout]\ncolocated = true\n[schedule]\nname = 'megatron-overlap'\nround = 2\n", {},
+     "contradiction (run.toml:5, schedule.round): got 2, expected 0 or 1 with schedule.name = \"megatron-overlap\" and "
+     "layout.p_a = 1. Hint: one group has no rounds"},
+    {"[layout]\ncolocated = true\n[schedule]\nname = 'dualpipe-v'\nround = 2\n", {},
+     "contradiction (run.toml:5, schedule.round): got 2, expected 0 with schedule.name = \"dualpipe-v\". Hint: it has "
+     "no rounds"},
+    {"[layout]\ncolocated = true\nhead = 'attention'\n[schedule]\nname = 'dualpipe-v'\n", {},
+     "contradiction (run.toml:3, layout.head): got \"attention\", expected \"ffn\" with schedule.name = "
+     "\"dualpipe-v\""},
+    {"[layout]\ncolocated = true\np_a = 2\n[schedule]\nname = 'dualpipe-v'\n", {},
+     "contradiction (run.toml:3, layout.p_a): got 2, expected at most half of model.num_hidden_layers = 2 with "
+     "schedule.name = \"dualpipe-v\". Hint: a group holds two chunks of layers"},
+    {"[layout]\ncolocated = true\np_a = 2\n[schedule]\nname = 'dualpipe-v'\n",
+     {"model.num_hidden_layers=4", "train.micro_batches=3"},
+     "contradiction (command line, train.micro_batches): got 3, expected at least twice layout.p_a = 2 with "
+     "schedule.name = \"dualpipe-v\""},
     {"[schedule]\nround = 3\n", {}, "contradiction (run.toml:2, schedule.round): got 3, expected a divisor of "
                                     "train.micro_batches = 4. Hint: 0 chooses one"},
     {"[train]\nmin_lr = 0.1\n", {},
@@ -354,6 +384,64 @@ TEST_F(ConfigTest, ScheduleFollowsLayoutAndRound) {
   EXPECT_EQ(evaluation.num_micro_batches, 3);
   EXPECT_FALSE(evaluation.backward);
   EXPECT_EQ(ScheduleOf(Load("[layout]\ncolocated = true\n"), 4, true).name, "megatron-1f1b");
+}
+
+// Every generator is either a choice or has a reason why not; the choices are those that the runtime executes.
+TEST_F(ConfigTest, SchedulesThatTrain) {
+  const ConfigKey& key = *FindConfigKey("schedule.name");
+  for (const ScheduleName& known : ScheduleNames()) {
+    RunConfig config;
+    config.schedule.name = known.name;
+    const bool choice = std::find(key.choices.begin(), key.choices.end(), known.name) != key.choices.end();
+    EXPECT_EQ(ChoiceHint(key, config).empty(), choice) << known.name;
+    const int groups = known.name == "dualpipe" ? 2 : 1;
+    const Schedule schedule = Generate(known.name, {.num_layers = 4, .p_a = groups, .colocated = known.colocated},
+                                       {.num_micro_batches = 8});
+    EXPECT_EQ(schedule.executable(), choice) << known.name;
+  }
+}
+
+// What the checks let through has a schedule (ScheduleOf proves it), for training and for evaluation on fewer or more
+// micro-batches, in the same placement; or the error names the keys.
+TEST_F(ConfigTest, ChecksForeseeTheGenerators) {
+  int made = 0, refused = 0, deadlocks = 0;
+  RunConfig c;
+  for (const char* name : {"af-pipe-zb", "megatron-overlap", "dualpipe-v"})
+    for (int p = 1; p <= 4; ++p)
+      for (int layers = 1; layers <= 8; ++layers)
+        for (int micro_batches = 1; micro_batches <= 9; ++micro_batches)
+          for (int round : {0, 1, 2, 3})
+            for (const char* head : {"ffn", "attention"}) {
+              c.schedule.name = name;
+              c.schedule.round = round;
+              c.layout.p_a = p;
+              c.layout.colocated = std::string_view(name) != "af-pipe-zb";
+              c.layout.p_f = c.layout.colocated ? 1 : (p + micro_batches) % 4 + 1;
+              c.layout.head = head;
+              c.model.num_hidden_layers = layers;
+              c.train.micro_batches = micro_batches;
+              try {
+                CheckConfig(c, "test");
+              } catch (const Error&) {
+                ++refused;
+                continue;
+              }
+              try {
+                const Schedule training = ScheduleOf(c, micro_batches, true);
+                for (int evaluation : {1, 2, 5}) {
+                  const Schedule s = ScheduleOf(c, evaluation, false);
+                  ASSERT_EQ(s.stage_group, training.stage_group);
+                  ASSERT_EQ(s.num_micro_batches, evaluation);
+                }
+                ++made;
+              } catch (const Error& error) {
+                ++deadlocks;
+                EXPECT_NE(std::string(error.what()).find("schedule.round"), std::string::npos) << error.what();
+              }
+            }
+  EXPECT_GT(made, 1000);
+  EXPECT_GT(refused, 1000);
+  EXPECT_GT(deadlocks, 10);
 }
 
 }  // namespace
