@@ -119,7 +119,8 @@ that is under way (exposed), waits for nothing under way (bubble); the fullest w
   --schedule A,B    (af-pipe,megatron-1f1b,megatron-overlap); "all"
   --seq A,B         tokens of a sequence, 4096 or 4k (4k)
   --set KEY=VALUE   see below; SCHEDULE:KEY=VALUE for one of them. What a schedule does not use is refused
-  --expert-load F   JSON array of the experts' relative loads (a recorded run's), in a layer's order of popularity
+  --expert-load F   relative loads of the experts: a run's expert_load.json, or one JSON array; used by order of
+                    popularity, mean over layers, with another order of experts in each layer
   --workers         a row for each kind of worker
   --any-memory      layouts that do not fit as well
   --trace FILE      one simulation's step, for ui.perfetto.dev

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "base/error.h"
 #include "cli/commands.h"
@@ -68,14 +69,28 @@ void CheckPrefixes(const SimulateArguments& a, const std::vector<std::string>& s
   }
 }
 
+// A run's expert_load.json (an array of loads a layer), or one array. By popularity, shares of a layer, mean over layers.
 std::vector<double> ReadExpertLoad(const std::string& path) {
   std::ifstream in(path);
   if (!in) throw Error({"cannot read expert loads", path, "", "a JSON array of numbers, one an expert", ""});
   std::vector<double> out;
   try {
-    for (const auto& x : nlohmann::json::parse(in)) {
-      out.push_back(x.get<double>());
-      if (!(out.back() >= 0)) throw Error({"a load below zero", path, x.dump(), "relative loads", ""});
+    const auto json = nlohmann::json::parse(in);
+    std::vector<std::vector<double>> layers;
+    if (json.is_array() && !json.empty() && json[0].is_array()) {
+      layers = json.get<std::vector<std::vector<double>>>();
+    } else {
+      layers.push_back(json.get<std::vector<double>>());
+    }
+    for (std::vector<double> loads : layers) {
+      std::sort(loads.rbegin(), loads.rend());
+      const double sum = std::accumulate(loads.begin(), loads.end(), 0.0);
+      if (loads.empty() || loads.size() != layers[0].size() || loads.back() < 0) {
+        throw Error({"cannot read expert loads", path, "", "as many loads in each layer, none below zero", ""});
+      }
+      if (sum <= 0) continue;  // a dense layer
+      out.resize(loads.size());
+      for (size_t e = 0; e < loads.size(); ++e) out[e] += loads[e] / sum;
     }
   } catch (const nlohmann::json::exception& e) {
     throw Error({"cannot read expert loads", path, e.what(), "a JSON array of numbers, one an expert", ""});

@@ -289,9 +289,10 @@ void Try(const std::vector<Job>& jobs, bool recompute, bool any_memory, LayoutSe
       if (!out->mistake) out->mistake = error.parts();
     }
   }
-  if (!out->best && !out->best_over && smallest) {
-    out->best_over = Evaluate(smallest->job);
+  if (!out->best && smallest) {
+    Evaluation e = Evaluate(smallest->job);
     ++out->simulated;
+    if (!out->best_over || e.peak_bytes < out->best_over->peak_bytes) out->best_over = std::move(e);
   }
 }
 
