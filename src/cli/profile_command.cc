@@ -117,6 +117,11 @@ std::vector<Measurement> Plan(const RunConfig& base, const std::vector<int64_t>&
     t.paced_gbps = 1e5;
     t.paced_latency_us = 0;
   }
+  // Long after it is there: how late the NIC's thread wakes.
+  TransportConfig& t = add("messages through a slow emulated NIC", base, s, 1).transport;
+  t.paced = true;
+  t.paced_gbps = 1e5;
+  t.paced_latency_us = 2000;
   for (int64_t layers : {int64_t{1}, base.model.num_hidden_layers}) {
     RunConfig& c = add("gradient sums", base, s, 2);
     c.layout.colocated = true;

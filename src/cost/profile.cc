@@ -102,6 +102,7 @@ Profile Parse(const ordered_json& json, const std::string& where) {
   p.message = ReadCurve(json.at("message"), "bytes", where + ", message");
   p.paced_message = ReadCurve(json.at("paced_message"), "bytes", where + ", paced_message");
   p.wake_ns = json.at("wake_ns").get<int64_t>();
+  p.late_ns = json.at("late_ns").get<int64_t>();
   p.gap_ns = json.at("gap_ns").get<int64_t>();
   p.optimizer = ReadCurve(json.at("optimizer"), "elements", where + ", optimizer");
   p.sums = ReadCurve(json.at("sums"), "bytes", where + ", sums");
@@ -146,6 +147,7 @@ std::string ProfileJson(const Profile& p) {
   json["message"] = CurveJson("bytes", p.message);
   json["paced_message"] = CurveJson("bytes", p.paced_message);
   json["wake_ns"] = p.wake_ns;
+  json["late_ns"] = p.late_ns;
   json["gap_ns"] = p.gap_ns;
   json["optimizer"] = CurveJson("elements", p.optimizer);
   json["sums"] = CurveJson("bytes", p.sums);

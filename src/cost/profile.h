@@ -54,6 +54,7 @@ struct Profile {
   // with nothing to hold it up. A waiting computation goes on wake_ns later.
   Curve message, paced_message;
   int64_t wake_ns = 0;
+  int64_t late_ns = 0;    // that the emulated NIC hands over a message after its time has come
   int64_t gap_ns = 0;     // between two computations neither of which waits
   Curve optimizer;        // by elements updated
   Curve sums;             // gradient sums and norm, by bytes that a worker sends for it
@@ -92,7 +93,7 @@ class ProfileBuilder {
   void AddEnds(const RunConfig& config, const std::vector<TraceEvent>& events);
 
   std::vector<StagePoint> stages_;
-  std::vector<Point> message_, paced_message_, wake_, gap_, optimizer_, sums_, report_;
+  std::vector<Point> message_, paced_message_, wake_, late_, gap_, optimizer_, sums_, report_;
   const RunConfig config_;
 };
 

@@ -1,5 +1,6 @@
 // From traces of short runs to a profile.
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <tuple>
 
@@ -102,12 +103,19 @@ void ProfileBuilder::AddStages(const RunConfig& config, const std::vector<TraceE
 
 void ProfileBuilder::AddMessages(const RunConfig& config, const std::vector<TraceEvent>& events) {
   std::map<int64_t, std::vector<int64_t>> by_bytes;
-  std::vector<int64_t> wakes;
+  std::vector<int64_t> wakes, lates;
+  const TransportConfig& nic = config.transport;
   for (const auto& [rank, list] : ByRank(events)) {
     const TraceEvent* before = nullptr;
     for (const TraceEvent* e : list) {
       if (e->stream == Stream::kReceive) {
-        by_bytes[e->bytes].push_back(e->end_ns - e->begin_ns);
+        const int64_t took = e->end_ns - e->begin_ns;
+        if (nic.paced && nic.paced_latency_us > 0) {
+          const double model = nic.paced_latency_us * 1e3 + static_cast<double>(e->bytes) * 8 / nic.paced_gbps;
+          lates.push_back(std::max<int64_t>(0, took - std::llround(model)));
+        } else {
+          by_bytes[e->bytes].push_back(took);
+        }
         const bool waited = before != nullptr && before->stream == Stream::kWait;
         if (waited && before->end_ns >= e->end_ns) wakes.push_back(before->end_ns - e->end_ns);
       }
@@ -128,6 +136,7 @@ void ProfileBuilder::AddMessages(const RunConfig& config, const std::vector<Trac
     Keep(points, mean, std::move(times));
   }
   Keep(&wake_, 0, std::move(wakes));
+  Keep(&late_, 0, std::move(lates));
 }
 
 void ProfileBuilder::AddEnds(const RunConfig& config, const std::vector<TraceEvent>& events) {
@@ -200,6 +209,7 @@ Profile ProfileBuilder::Build() const {
     return points.empty() ? 0 : static_cast<int64_t>(points[0].median);
   };
   p.wake_ns = single(wake_);
+  p.late_ns = single(late_);
   p.gap_ns = single(gap_);
   p.report_ns = single(report_);
   return p;

@@ -243,7 +243,7 @@ TransferCost ProfileCosts::Transfer(const Op& send, int worker_class, bool sendi
     // The emulated NIC holds back a message that is there: the wire below shows only where it is the slower.
     cost.nic_ns = std::llround(static_cast<double>(bytes) * 8 / t.paced_gbps);
     const double wire = profile_.paced_message.At(static_cast<double>(largest));
-    const double latency = t.paced_latency_us * 1e3;
+    const double latency = t.paced_latency_us * 1e3 + static_cast<double>(profile_.late_ns);
     cost.latency_ns = std::llround(std::max(latency, wire - static_cast<double>(cost.nic_ns))) + profile_.wake_ns;
     return cost;
   }

@@ -68,6 +68,7 @@ Profile Made(const RunConfig& config) {
   p.message = {{1000, 2000}, {2000, 3000}};
   p.paced_message = {{1000, 2000}, {4000, 6000}};
   p.wake_ns = 7;
+  p.late_ns = 5;
   p.gap_ns = 3;
   p.optimizer = {{1000, 2000}, {1000, 2000}};
   p.sums = {{0, 1000}, {500, 1500}};
@@ -171,7 +172,7 @@ TEST(ProfileCosts, EmulatedNic) {
   config.transport.paced_latency_us = 1000;
   cost = Case(config).Costs().Transfer(gradients, 1, false);
   EXPECT_EQ(cost.nic_ns, 262144);
-  EXPECT_EQ(cost.latency_ns, 1000000 + 7);
+  EXPECT_EQ(cost.latency_ns, 1000000 + 5 + 7);
 }
 
 // Without: 1000 + 1 a byte; the receiver pulls.
@@ -299,6 +300,7 @@ TEST(ProfileBuilder, FromEvents) {
   ProfileBuilder builder(config);
   builder.Add(config, run(200));
   builder.Add(config, run(100));
+  builder.Add(config, run(150));
   const Profile p = builder.Build();
   ASSERT_EQ(p.stages.size(), 2u);
   EXPECT_EQ(p.stages[0].kind, StageKind::kFirstAttention);
@@ -315,6 +317,18 @@ TEST(ProfileBuilder, FromEvents) {
   const std::vector<StepEndWork> work = StepEndWorkOf(config, ScheduleOf(config, 3, true));
   EXPECT_EQ(p.optimizer.At(static_cast<double>(work[0].elements)), 100);
   EXPECT_EQ(p.optimizer.At(static_cast<double>(work[1].elements)), 300);
+}
+
+// Behind a NIC of 8 Gbit/s and 1 us, 1000 bytes take 1000 + 1000 ns; this one took 2300.
+TEST(ProfileBuilder, LateNic) {
+  RunConfig config = Config();
+  config.transport.paced = true;
+  config.transport.paced_gbps = 8;
+  config.transport.paced_latency_us = 1;
+  ProfileBuilder builder(config);
+  builder.Add(config, {At(0, Stream::kReceive, "<F1.0", 100, 2400, 1000)});
+  EXPECT_EQ(builder.Build().late_ns, 300);
+  EXPECT_TRUE(builder.Build().paced_message.x.empty());
 }
 
 }  // namespace

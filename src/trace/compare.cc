@@ -11,8 +11,8 @@ namespace disagmoe {
 namespace {
 
 using Names = std::vector<std::string>;
-constexpr std::array<const char*, 4> kOrders = {"computations", "sends", "receives of activations",
-                                                "receives of gradients"};
+constexpr std::array<const char*, 5> kOrders = {"computations", "sends of activations", "sends of gradients",
+                                                "receives of activations", "receives of gradients"};
 
 // Names of one stream in order of time; -1 if the event is in none.
 int OrderOf(const TraceEvent& e) {
@@ -21,19 +21,18 @@ int OrderOf(const TraceEvent& e) {
     case Stream::kBackward:
       return 0;
     case Stream::kSend:
-      return 1;
     case Stream::kReceive:
-      return e.name.size() > 1 && e.name[1] == 'B' ? 3 : 2;
+      return (e.stream == Stream::kSend ? 1 : 3) + (e.name.size() > 1 && e.name[1] == 'B');
     default:
       return -1;
   }
 }
 
-std::array<Names, 4> OrdersOf(std::vector<const TraceEvent*> events) {
+std::array<Names, 5> OrdersOf(std::vector<const TraceEvent*> events) {
   std::stable_sort(events.begin(), events.end(),
                    [](const TraceEvent* a, const TraceEvent* b) { return a->begin_ns < b->begin_ns; });
-  std::array<Names, 4> orders;
-  std::array<std::set<std::string>, 4> seen;
+  std::array<Names, 5> orders;
+  std::array<std::set<std::string>, 5> seen;
   for (const TraceEvent* e : events) {
     const int order = OrderOf(*e);
     if (order >= 0 && seen[order].insert(e->name).second) orders[order].push_back(e->name);
@@ -41,7 +40,7 @@ std::array<Names, 4> OrdersOf(std::vector<const TraceEvent*> events) {
   return orders;
 }
 
-std::string FirstDifference(const std::array<Names, 4>& simulated, const std::array<Names, 4>& measured, int64_t step) {
+std::string FirstDifference(const std::array<Names, 5>& simulated, const std::array<Names, 5>& measured, int64_t step) {
   for (size_t o = 0; o < kOrders.size(); ++o) {
     const Names &a = simulated[o], &b = measured[o];
     const size_t n = std::max(a.size(), b.size());

@@ -74,7 +74,7 @@ TEST(Compare, NamesTheFirstDifference) {
   EXPECT_EQ(Difference(swapped), "computations, number 1: simulated F0.0, measured B0.0 (step 4)");
   std::vector<TraceEvent> less = Steps({1});
   less.erase(less.begin() + 1);
-  EXPECT_EQ(Difference(less), "sends, number 1: simulated >F0.0, measured nothing (step 3)");
+  EXPECT_EQ(Difference(less), "sends of activations, number 1: simulated >F0.0, measured nothing (step 3)");
   std::vector<TraceEvent> more = Steps({1});
   more.push_back(At(0, Stream::kReceive, "<F1.0", 3001, 3002, 3));
   EXPECT_EQ(Difference(more), "receives of activations, number 1: simulated nothing, measured <F1.0 (step 3)");
