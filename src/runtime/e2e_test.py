@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import unittest
 
 BUILD = os.path.abspath(sys.argv.pop(1))
@@ -182,6 +183,14 @@ class Files(Base):
         trace = json.load(open(os.path.join(out("files"), "trace.json")))
         names = {e["args"]["name"] for e in trace["traceEvents"] if e.get("name") == "process_name"}
         self.assertEqual(len(names), 3)
+        # Every token picks k experts in every layer.
+        loads = json.load(open(os.path.join(out("files"), "expert_load.json")))
+        config = tomllib.load(open(os.path.join(out("files"), "config.toml"), "rb"))
+        model, train = config["model"], config["train"]
+        pairs = 4 * train["micro_batches"] * train["micro_batch_size"] * train["seq_length"] * model["num_experts_per_tok"]
+        self.assertEqual([len(layer) for layer in loads], [model["num_experts"]] * model["num_hidden_layers"])
+        for layer in loads:
+            self.assertEqual(sum(layer), pairs)
         again = run("train", "files2", "train.steps=4")
         self.assert_ok(again)
         config = os.path.join(out("files"), "config.toml")

@@ -112,6 +112,7 @@ RunFolder::RunFolder(const RunConfig& config, bool resumed) {
   }
   fs::remove_all(config.out + "/trace", error);
   fs::remove(config.out + "/trace.json", error);
+  fs::remove(config.out + "/expert_load.json", error);
   const std::string checkpoints = config.out + "/checkpoints";
   if (resumed || !fs::exists(checkpoints + "/latest")) return;
   // Not deleted: they may be somebody's only copy. Not left: "latest" would go on with another run.

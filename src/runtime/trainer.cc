@@ -53,6 +53,7 @@ class Trainer {
   std::pair<double, double> Counted() const;
   void Report(StepRecord& record, const PassResult& pass, std::vector<double> mine);
   void WriteTrace();
+  void WriteExpertLoad();
   void Save(int64_t step);
 
   const RunConfig& config_;
@@ -71,6 +72,7 @@ class Trainer {
   std::vector<Collectives::Bucket> buckets_;
   uint32_t pass_ = 0;
   std::vector<TraceEvent> events_;
+  std::vector<double> routed_;  // (token, expert) pairs computed here since the start, by layer * E + expert
   std::string last_checkpoint_;
 };
 
@@ -123,6 +125,8 @@ StepRecord Trainer::Step(int64_t step) {
   ++pass_;
   const int64_t sequences = t.micro_batches * t.micro_batch_size;
   const PassResult pass = executor_.Run(schedule_, {pass_, step, false, (step - 1) * sequences});
+  routed_.resize(pass.expert_tokens.size());
+  for (size_t i = 0; i < routed_.size(); ++i) routed_[i] += static_cast<double>(pass.expert_tokens[i]);
 
   const int64_t end_begin = NowNs();
   context_.status->Doing("summing gradients of step " + std::to_string(step));
@@ -219,6 +223,25 @@ void Trainer::WriteTrace() {
   events_.clear();
 }
 
+// How many pairs each expert got in this run: what `simulate --expert-load` reads. An array of numbers a layer.
+void Trainer::WriteExpertLoad() {
+  if (!context_.write_files || routed_.empty()) return;
+  std::vector<std::vector<double>> all{routed_};
+  if (topology_.world() > 1) {
+    ++pass_;
+    all = collectives_.Gather(routed_, topology_.world(), pass_, 4);
+  }
+  if (!first()) return;
+  const auto experts = static_cast<size_t>(config_.model.num_experts);
+  std::string text = "[";
+  for (size_t i = 0; i < routed_.size(); ++i) {
+    double sum = 0;
+    for (const auto& of_rank : all) sum += of_rank[i];
+    text += (i % experts == 0 ? (i == 0 ? "\n [" : "],\n [") : ", ") + std::to_string(static_cast<int64_t>(sum));
+  }
+  WriteText(config_.out + "/expert_load.json", text + "]\n]\n");
+}
+
 RunResult Trainer::Run() {
   const TrainConfig& t = config_.train;
   const Resume resume = FindCheckpoint(config_, data_);
@@ -258,6 +281,7 @@ RunResult Trainer::Run() {
     if (context_.write_files && SaveAfter(t, step)) Save(step);
   }
   WriteTrace();
+  WriteExpertLoad();
   result.checkpoint = last_checkpoint_;
   return result;
 }
