@@ -121,6 +121,8 @@ std::vector<Knob> MakeKnobs() {
        SET { j->slope = Whole("slope", v, 0, 100); }},
       {"parts", "pieces that overlap within a layer (Tutel's degree); 0 = the schedule's choice", OneOf(cut),
        "it does not cut layers", SET { j->parts = Whole("parts", v, 0, 64); }},
+      {"delay_weights", "weight gradients later, as operations of their own", OneOf({"megatron-overlap"}),
+       "megatron-overlap only", SET { j->delay_weights = YesNo("delay_weights", v); }},
       {"head", "\"ffn\": with the last FFN group; \"attention\": with an attention group", TwoPools, "two pools only",
        SET { j->head_on_attention = ParseHead(v); }},
       {"nics_a", "NICs of an attention worker; 0 = an equal share", TwoPools, "two pools only",
@@ -343,6 +345,7 @@ Schedule ScheduleOf(const Job& job) {
   GenerateOptions options;
   options.parts = job.schedule == "hetermoe" && job.attention_expert_share > 0 ? 2 : job.parts;
   options.slope = job.slope;
+  options.delay_weights = job.delay_weights;
   if (!job.colocated()) {
     // Times of a layer in the middle decide the round, and what list scheduling goes by: planned for balanced routing
     // and workers that are all alike.

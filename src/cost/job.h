@@ -37,6 +37,7 @@ struct Job {
   int round = 0;                       // q; 0 = chosen
   int slope = 2;                       // e
   int parts = 0;                       // 0 = the schedule's choice
+  bool delay_weights = true;           // megatron-overlap
 
   // Network.
   double nics_a = 0, nics_f = 0;       // NICs a worker of each pool (colocated: nics_a); 0 = an equal share

@@ -45,7 +45,7 @@ struct Setting {
 };
 const Setting kSettings[] = {
     {"p", "1"}, {"p_a", "1"}, {"p_f", "1"}, {"m", "2"}, {"n", "2"}, {"ep", "2"}, {"v", "1"}, {"b", "4"},
-    {"batch", "128"}, {"round", "4"}, {"slope", "1"}, {"parts", "1"}, {"head", "attention"}, {"nics_a", "0.5"},
+    {"batch", "128"}, {"round", "4"}, {"slope", "1"}, {"parts", "1"}, {"delay_weights", "false"}, {"head", "attention"}, {"nics_a", "0.5"},
     {"nics_f", "0.5"}, {"nics", "0.5"}, {"mixed_nodes", "true"}, {"dedup", "worker"}, {"overlap_slowdown", "false"},
     {"recompute", "true"}, {"shard_optimizer", "false"}, {"reserved_gb", "1"}, {"state_bytes", "8"},
     {"routing_skew", "1"},
@@ -63,6 +63,7 @@ bool IsRefused(const ScheduleName& s, const std::string& knob) {
   if (knob == "slope") return dual || s.name == "hetermoe";
   if (knob == "parts") return s.name != "tutel" && s.name != "comet" && s.name != "fastermoe" && s.name != "lancet";
   if (knob == "overlap_slowdown") return s.name == "megatron-1f1b";
+  if (knob == "delay_weights") return s.name != "megatron-overlap";
   if (knob == "shadow_experts") return s.name != "fastermoe";
   if (knob == "attention_expert_share") return s.name != "hetermoe";
   return false;

@@ -26,10 +26,10 @@ void AppendPosition(Schedule* s, const Chunks& chunks, int position) {
   const auto span = [&](const Unit& unit) { return chunks.Span(position, unit); };
   const size_t all = forward.size();
   const size_t ahead = s->backward ? std::min<size_t>(WarmUp(chunks.ring, position) + 1, all) : all;
-  for (size_t k = 0; k < ahead; ++k) AppendPair(s, span(forward[k]), {}, true);
+  for (size_t k = 0; k < ahead; ++k) AppendPair(s, span(forward[k]), {}, false);
   if (!s->backward) return;
   for (size_t k = 0; k < back.size(); ++k) {
-    AppendPair(s, ahead + k < all ? span(forward[ahead + k]) : LayerSpan{}, span(back[k]), true);
+    AppendPair(s, ahead + k < all ? span(forward[ahead + k]) : LayerSpan{}, span(back[k]), s->split_backward);
   }
 }
 
@@ -41,7 +41,7 @@ Schedule GenerateMegatronOverlap(const PlacementSpec& placement, const GenerateO
   PartsOf(options, 1, 1, name);
   Schedule s = PlaceStages(placement, options);
   s.name = name;
-  s.split_backward = s.backward;
+  s.split_backward = s.backward && options.delay_weights;
   Chunks chunks = ChunksOf(s, placement, options);
   if (placement.p_a == 1) {
     if (options.round > 1) {

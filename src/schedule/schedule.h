@@ -133,6 +133,7 @@ struct GenerateOptions {
   double transfer_ratio = 0;  // T_M2N / max(T_a, T_f), for the choice of q
   bool backward = true;
   int parts = 0;              // pieces that overlap within a layer (tutel's degree, ...); 0 = the generator's choice
+  bool delay_weights = true;  // megatron-overlap: weight gradients are operations of their own, later
   // Relative times that list scheduling and filling go by: forward of an attention and an FFN stage, and the share of
   // the backward (twice a forward) that weight gradients take.
   double attention_time = 1;
