@@ -30,7 +30,10 @@ double Line(double x0, double y0, double x1, double y1, double x) {
 ProfileCosts::ProfileCosts(const Profile& profile, const RunConfig& config, const Schedule& schedule,
                            const std::string& where)
     : profile_(profile), config_(config), schedule_(schedule), where_(where) {
-  DM_CHECK(schedule.plain(), "a profile knows whole stages only");
+  if (!schedule.plain()) {
+    throw Error({"a profile knows whole stages and whole backwards only", where, "schedule " + schedule.name, "",
+                 "schedules of models on clusters: disagmoe simulate MODEL CLUSTER"});
+  }
   CheckModel();
   CheckSizes();
   for (size_t g = 0; g < schedule.groups.size(); ++g) {
