@@ -21,8 +21,13 @@ ClusterCosts::Tables::Tables(const Job& j, const Schedule& schedule)
   if (model.num_experts > 0) by_rank = RankRouting(job);
   nodes = NodesOf(job);
   MakeClasses();
+  beside.assign(s.groups.size(), 0);
   FillStages();
   FillTransfers();
+  if (job.overlap_slowdown && job.overlaps()) {  // how much runs beside transfers, from the times without it
+    FillBeside();
+    FillStages();
+  }
   FillEnds();
 }
 

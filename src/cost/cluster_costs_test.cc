@@ -119,9 +119,18 @@ TEST(ClusterCosts, OnlyWhatOverlapsIsSlower) {
   const Costed tutel(job);
   EXPECT_EQ(tutel.Ns(kF, 2), plain.Ns(kF, 2));
   EXPECT_EQ(tutel.Ns(kF, 8), plain.Ns(kF, 8));
-  job.overlap_slowdown = false;
-  const Costed off(job);
-  EXPECT_NEAR(tutel.Ns(kF, 3), 1.1 * static_cast<double>(off.Ns(kF, 3)), 1);
+  Job off_job = job;
+  off_job.overlap_slowdown = false;
+  const Costed off(off_job);
+  // By the share of its computations that may run beside something: all of them where links are slow, ...
+  job.cluster.nic_gbytes_s = job.cluster.nvlink_gbytes_s = 0.01;
+  EXPECT_NEAR(Costed(job).Ns(kF, 3), 1.1 * static_cast<double>(off.Ns(kF, 3)), 1);
+  // ... none where they are fast and nothing is paid for a call.
+  job.cluster.nic_gbytes_s = job.cluster.nvlink_gbytes_s = 1e9;
+  job.cluster.efficiency.message_overhead_us = 0;
+  EXPECT_NEAR(Costed(job).Ns(kF, 3), static_cast<double>(off.Ns(kF, 3)), 1);
+  EXPECT_GT(tutel.Ns(kF, 3), off.Ns(kF, 3));
+  EXPECT_LT(tutel.Ns(kF, 3), 1.1 * static_cast<double>(off.Ns(kF, 3)));
 }
 
 // Each A-worker sends 4096 tokens to 32 VisitOfFour() workers each: a row of 8192 bytes, and with the dispatch 6 bytes

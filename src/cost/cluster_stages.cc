@@ -22,9 +22,51 @@ void Raise(StageCost* to, const StageCost& x, double slow) {
 }  // namespace
 
 // Where exchanges hold the computation, only stages in parts run beside one.
-double ClusterCosts::Tables::SlowerBy(int at) const {
-  const bool beside = job.overlaps() && (!s.sync_exchange || s.parts(at) > 1);
-  return job.overlap_slowdown && beside ? 1 + job.cluster.efficiency.overlap_slowdown : 1;
+double ClusterCosts::Tables::SlowerBy(int at, int group) const {
+  const bool overlaps = !s.sync_exchange || s.parts(at) > 1;
+  return overlaps ? 1 + beside[group] * job.cluster.efficiency.overlap_slowdown : 1;
+}
+
+// Of one micro-batch: the time that a group's links send, over that of the computations that may run beside it; of its
+// busiest worker, as if none were slow. What is hidden cannot be more than either.
+void ClusterCosts::Tables::FillBeside() {
+  std::vector<double> sending(s.groups.size(), 0), computing(sending);
+  const auto most = [&](int group, const auto& of_class) {
+    double out = 0;
+    const size_t first = first_class[group];
+    for (size_t c = first; c < classes.size() && classes[c].group == group; ++c) out = std::max(out, of_class(c, c - first));
+    return out;
+  };
+  const auto send = [&](int group, const std::vector<TransferCost>& table, size_t row) {
+    sending[group] += most(group, [&](size_t c, size_t local) {
+      return static_cast<double>(std::max(table[row + local].nic_ns, table[row + local].nvlink_ns)) / slow_nic[c];
+    });
+  };
+  for (int route = 0; route < s.num_routes; ++route) {
+    const int b = MicroBatchOf(route);
+    for (int at = 0; at < stages; ++at) {
+      for (int part = 0; part < s.parts(at) && (!s.sync_exchange || s.parts(at) > 1); ++part) {
+        computing[s.group(at, b, part)] += most(s.group(at, b, part), [&](size_t c, size_t local) {
+          const StageCost& cost = stage[Row(route, at, part) + local];
+          return static_cast<double>(cost.forward_ns + cost.backward_ns + cost.weight_ns) / slow_compute[c];
+        });
+      }
+      if (at + 1 == stages) continue;
+      for (int part = 0; part < s.boundary_parts(at); ++part) {
+        const int from = s.group(at, b, s.parts(at) > 1 ? part : 0), to = s.group(at + 1, b, s.parts(at + 1) > 1 ? part : 0);
+        const bool dispatch = at % 2 == 0;
+        const size_t row = Row(route, at, part);
+        send(from, dispatch ? owner : holder, row);  // forward
+        send(to, dispatch ? holder : owner, row);    // backward
+        if (!two_phases[route * stages + at]) continue;
+        send(from, local_holder[0], row);
+        send(to, local_owner[1], row);
+      }
+    }
+  }
+  for (size_t g = 0; g < beside.size(); ++g) {
+    beside[g] = computing[g] > 0 ? std::min(1.0, sending[g] / computing[g]) : 0;
+  }
 }
 
 StageCost ClusterCosts::Tables::Timed(const Work& work, const Work& again, double rows_per_expert, double launches,
@@ -43,7 +85,7 @@ StageCost ClusterCosts::Tables::Timed(const Work& work, const Work& again, doubl
   return out;
 }
 
-StageCost ClusterCosts::Tables::AttentionCost(int layer, int route) {
+StageCost ClusterCosts::Tables::AttentionCost(int layer, int route, double slower) {
   const int cut = s.parts(2 * layer);
   double copies = 0;
   for (int part = 0; part < (OwnExperts() ? s.parts(2 * layer + 1) : 1); ++part) {
@@ -51,7 +93,7 @@ StageCost ClusterCosts::Tables::AttentionCost(int layer, int route) {
   }
   const double tokens = TokensOfOwner() / cut;
   const Work work = AttentionWork(model, layer, job.seq_length, copies) * tokens;
-  StageCost out = Timed(work, work, 0, 1, SlowerBy(2 * layer));
+  StageCost out = Timed(work, work, 0, 1, slower);
   const double rows = copies * kBf16 * static_cast<double>(model.hidden_size);  // on their way out
   const double kept = AttentionActivationBytes(job, layer);
   out.kept_bytes = RoundToInt(tokens * kept);
@@ -63,7 +105,8 @@ StageCost ClusterCosts::Tables::AttentionCost(int layer, int route) {
 }
 
 // Of a holder: `equal` is its share of its group's workers, all_pairs what a token brings to all of them.
-StageCost ClusterCosts::Tables::FfnCost(int layer, const Holder& h, double equal, double all_pairs, int part) const {
+StageCost ClusterCosts::Tables::FfnCost(int layer, const Holder& h, double equal, double all_pairs, int part,
+                                        double slower) const {
   const int cut = OwnExperts() ? 1 : s.parts(2 * layer + 1);
   const bool tiles = job.schedule == "comet";  // one kernel for all parts
   const double tokens = TokensOfMicroBatch() / cut;
@@ -88,7 +131,7 @@ StageCost ClusterCosts::Tables::FfnCost(int layer, const Holder& h, double equal
   work += CommonFfnWork(model, layer) * home_tokens;
   if (!colocated) work += FfnRowWork(model) * rows;
 
-  StageCost out = Timed(work, FfnRecomputeWork(work), rows_per_expert, tiles ? 1.0 / cut : 1, SlowerBy(2 * layer + 1));
+  StageCost out = Timed(work, FfnRecomputeWork(work), rows_per_expert, tiles ? 1.0 / cut : 1, slower);
   const auto keeps = [&](const Job& j) {
     return rows * FfnRowBytes(j) + pairs * FfnPairBytes(j) + home_tokens * CommonFfnBytes(j, layer);
   };
@@ -106,11 +149,10 @@ StageCost ClusterCosts::Tables::FfnCost(int layer, const Holder& h, double equal
 
 // Its forward also computes the gradient of its input (schedule.h), so the backward is the weight gradient. Of the
 // forward's second product the weight gradient stands for the time: HeadWork has the memory traffic of both.
-StageCost ClusterCosts::Tables::HeadCost(int group) const {
+StageCost ClusterCosts::Tables::HeadCost(int group, double slower) const {
   const double tokens = TokensOfMicroBatch() / static_cast<double>(Ranks(group).size());
   const Work work = HeadWork(model) * tokens;
   const ClusterSpec& c = job.cluster;
-  const double slower = SlowerBy(stages - 1);
   const double launch = c.efficiency.op_overhead_us * 1e3;
   StageCost out;
   out.forward_ns = RoundToInt(slower * TimeNs(work, {.forward = true, .weight_gradient = s.backward}, c, 0) + launch);
@@ -122,14 +164,17 @@ StageCost ClusterCosts::Tables::HeadCost(int group) const {
 }
 
 void ClusterCosts::Tables::FillStages() {
-  stage.resize(static_cast<size_t>(s.num_routes) * stages * parts * stride);
+  stage.assign(static_cast<size_t>(s.num_routes) * stages * parts * stride, {});
   for (int route = 0; route < s.num_routes; ++route) {
     for (int i = 0; i < stages; ++i) {
       const bool ffn = i % 2 == 1;
       for (int part = 0; part < s.parts(i); ++part) {
         const int group = s.group(i, MicroBatchOf(route), part);
         StageCost* row = &stage[Row(route, i, part)];
-        const StageCost same = ffn ? StageCost{} : i == stages - 1 ? HeadCost(group) : AttentionCost(i / 2, route);
+        const double slower = SlowerBy(i, group);
+        const StageCost same = ffn               ? StageCost{}
+                               : i == stages - 1 ? HeadCost(group, slower)
+                                                 : AttentionCost(i / 2, route, slower);
         const std::vector<Holder>* holders = ffn ? &Holders(i / 2, group, part) : nullptr;
         double pairs = 0;
         if (ffn) {
@@ -138,7 +183,8 @@ void ClusterCosts::Tables::FillStages() {
         const size_t workers = Ranks(group).size();
         for (size_t w = 0; w < workers; ++w) {
           Raise(&row[LocalClass(group, w)],
-                ffn ? FfnCost(i / 2, (*holders)[w], 1 / static_cast<double>(workers), pairs, part) : same,
+                ffn ? FfnCost(i / 2, (*holders)[w], 1 / static_cast<double>(workers), pairs, part, slower)
+                    : same,
                 slow_compute[members_of[Ranks(group)[w]]]);
         }
       }

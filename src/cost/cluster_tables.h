@@ -38,6 +38,7 @@ struct ClusterCosts::Tables {
   std::vector<double> slow_compute, slow_nic;  // by class
   std::vector<int> nodes;                  // by rank
   int stride = 1;                          // most classes of a group
+  std::vector<double> beside;              // by group: share of its computation that runs beside transfers
   // By layer (-1: all dense ones; 0: all others, where routing is even), and by group and part.
   std::map<std::pair<int, int>, std::vector<Holder>> holders_of;
 
@@ -80,11 +81,12 @@ struct ClusterCosts::Tables {
 
  private:
   Straggler SlownessOf(const GroupSchedule& group, size_t worker, bool* named, std::vector<char>* used) const;
-  StageCost AttentionCost(int layer, int route);
-  StageCost FfnCost(int layer, const Holder& h, double equal, double all_pairs, int part) const;
-  StageCost HeadCost(int group) const;
+  StageCost AttentionCost(int layer, int route, double slower);
+  StageCost FfnCost(int layer, const Holder& h, double equal, double all_pairs, int part, double slower) const;
+  StageCost HeadCost(int group, double slower) const;
   StageCost Timed(const Work& work, const Work& again, double rows_per_expert, double launches, double slower) const;
-  double SlowerBy(int at) const;
+  void FillBeside();
+  double SlowerBy(int at, int group) const;
   TransferCost Cost(const SideRows& rows, double rate, double row_bytes, int cut, double slow) const;
   void FillBoundary(int route, int boundary, int part);
   void FillExchange(int route, int boundary, int part, int owner_group, int holder_group,
