@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -34,6 +35,16 @@ void WriteFolder(const std::string& out, RunConfig config, const std::vector<Tra
     WriteEvents(EventsPath(out, rank), own);
   }
   WriteFile(out + "/config.toml", PrintConfig(config));
+}
+
+std::vector<int> GroupOfRank(const Schedule& schedule) {
+  std::map<int, int> groups;
+  for (size_t g = 0; g < schedule.groups.size(); ++g) {
+    for (int rank : schedule.groups[g].ranks) groups[rank] = static_cast<int>(g);
+  }
+  std::vector<int> out;
+  for (const auto& [rank, group] : groups) out.push_back(group);  // ranks are 0, 1, ...
+  return out;
 }
 
 double Ms(int64_t ns) { return static_cast<double>(ns) * 1e-6; }
@@ -129,7 +140,8 @@ int SimulateRunCommand(const SimulateRunArguments& arguments) {
   for (size_t i = 0; i < names.size(); ++i) json["workers"].push_back(TimesJson(names[i], result.times[i]));
   if (!arguments.json) PrintTimes(schedule, config, result, names);
   if (!arguments.against.empty()) {
-    const StepComparison c = CompareSteps(result.events, ReadRunEvents(arguments.against), 2 * schedule.num_layers);
+    const StepComparison c = CompareSteps(result.events, ReadRunEvents(arguments.against), GroupOfRank(schedule),
+                                          2 * schedule.num_layers);
     json["against"] = ComparisonJson(c, names);
     if (!arguments.json) PrintComparison(c, names, arguments.against);
   }

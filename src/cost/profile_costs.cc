@@ -231,15 +231,17 @@ TransferCost ProfileCosts::Transfer(const Op& send, int worker_class, bool sendi
   const bool backward = send.kind == OpKind::kSendBackward;
   const bool lower = sending != backward;  // this side computes stage `boundary`
   int64_t bytes = 0, largest = 0;
+  bool remote = false;  // a message without rows travels too
   const int peers = static_cast<int>(Ranks(lower ? send.stage + 1 : send.stage).size());
   for (int peer = 0; peer < peers; ++peer) {
     const int64_t n =
         lower ? BytesBetween(send.stage, backward, me, peer) : BytesBetween(send.stage, backward, peer, me);
+    remote |= Ranks(send.stage)[lower ? me : peer] != Ranks(send.stage + 1)[lower ? peer : me];
     bytes += n;
     largest = std::max(largest, n);
   }
   TransferCost cost;
-  if (bytes == 0) return cost;
+  if (!remote) return cost;
   cost.nic_bytes = bytes;
   const TransportConfig& t = config_.transport;
   if (t.paced) {

@@ -185,6 +185,19 @@ TEST(ProfileCosts, SharedMemory) {
   EXPECT_EQ(receive.latency_ns, 1000 + 7);
 }
 
+// One sequence for two attention workers: the second has nothing, and its empty message takes its time all the same. A
+// message to oneself takes none.
+TEST(ProfileCosts, EmptySlice) {
+  RunConfig config = Config();
+  config.layout.m = 2;
+  const Case c(config);
+  const Op gradients{OpKind::kSendBackward, 1, 0}, to_head{OpKind::kSendForward, 3, 0};
+  const TransferCost cost = c.Costs().Transfer(gradients, 0, true);  // slices are [0, 0) and [0, 256)
+  EXPECT_EQ(cost.nic_bytes, 0);
+  EXPECT_EQ(cost.latency_ns, 1000 + 7);
+  EXPECT_EQ(c.Costs().Transfer(to_head, 2, true).latency_ns, 0);
+}
+
 // H = 2, one head of 2, E = 2 experts of De = 2, one layer, V = 257. Attention: norm1 2, qkv (1 + 2) 2 x 2 = 12, out 4,
 // router 4, embedding 514; shared with the experts: norm2 2. Experts: 2 x (2*2*2 + 2*2) = 24; head: 2 + 514.
 TEST(ProfileCosts, ElementsAndSums) {

@@ -1,7 +1,6 @@
 #include "trace/compare.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <set>
 
@@ -11,44 +10,39 @@ namespace disagmoe {
 namespace {
 
 using Names = std::vector<std::string>;
-constexpr std::array<const char*, 5> kOrders = {"computations", "sends of activations", "sends of gradients",
-                                                "receives of activations", "receives of gradients"};
+using Orders = std::map<std::string, Names>;  // by stream
 
-// Names of one stream in order of time; -1 if the event is in none.
-int OrderOf(const TraceEvent& e) {
-  switch (e.stream) {
-    case Stream::kForward:
-    case Stream::kBackward:
-      return 0;
-    case Stream::kSend:
-    case Stream::kReceive:
-      return (e.stream == Stream::kSend ? 1 : 3) + (e.name.size() > 1 && e.name[1] == 'B');
-    default:
-      return -1;
-  }
+std::string StreamName(const TraceEvent& e, const std::vector<int>& group_of_rank) {
+  if (e.stream == Stream::kForward || e.stream == Stream::kBackward) return "computations";
+  if (e.stream != Stream::kSend && e.stream != Stream::kReceive) return "";
+  DM_CHECK(e.peer >= 0 && e.peer < static_cast<int>(group_of_rank.size()), e.name + " without its peer");
+  return std::string(e.stream == Stream::kSend ? "sends" : "receives") +
+         (e.name[1] == 'B' ? " of gradients" : " of activations") + (e.stream == Stream::kSend ? " to" : " from") +
+         " group " + std::to_string(group_of_rank[e.peer]);
 }
 
-std::array<Names, 5> OrdersOf(std::vector<const TraceEvent*> events) {
+Orders OrdersOf(std::vector<const TraceEvent*> events, const std::vector<int>& group_of_rank) {
   std::stable_sort(events.begin(), events.end(),
                    [](const TraceEvent* a, const TraceEvent* b) { return a->begin_ns < b->begin_ns; });
-  std::array<Names, 5> orders;
-  std::array<std::set<std::string>, 5> seen;
+  Orders orders;
+  std::map<std::string, std::set<std::string>> seen;
   for (const TraceEvent* e : events) {
-    const int order = OrderOf(*e);
-    if (order >= 0 && seen[order].insert(e->name).second) orders[order].push_back(e->name);
+    const std::string stream = StreamName(*e, group_of_rank);
+    if (!stream.empty() && seen[stream].insert(e->name).second) orders[stream].push_back(e->name);
   }
   return orders;
 }
 
-std::string FirstDifference(const std::array<Names, 5>& simulated, const std::array<Names, 5>& measured, int64_t step) {
-  for (size_t o = 0; o < kOrders.size(); ++o) {
-    const Names &a = simulated[o], &b = measured[o];
+std::string FirstDifference(Orders simulated, Orders measured, int64_t step) {
+  for (const auto& [stream, names] : measured) simulated[stream];  // a stream may be missing on one side
+  for (const auto& [stream, a] : simulated) {
+    const Names& b = measured[stream];
     const size_t n = std::max(a.size(), b.size());
     for (size_t i = 0; i < n; ++i) {
       if (i < a.size() && i < b.size() && a[i] == b[i]) continue;
       auto name = [i](const Names& names) { return i < names.size() ? names[i] : "nothing"; };
-      return std::string(kOrders[o]) + ", number " + std::to_string(i + 1) + ": simulated " + name(a) + ", measured " +
-             name(b) + " (step " + std::to_string(step) + ")";
+      return stream + ", number " + std::to_string(i + 1) + ": simulated " + name(a) + ", measured " + name(b) +
+             " (step " + std::to_string(step) + ")";
     }
   }
   return "";
@@ -85,16 +79,16 @@ std::map<std::string, std::pair<int64_t, int64_t>> KindsOf(const std::vector<con
 }
 
 WorkerComparison CompareWorker(int rank, const std::vector<const TraceEvent*>& simulated, const ByStep& measured,
-                               int head_stage) {
+                               const std::vector<int>& group_of_rank, int head_stage) {
   WorkerComparison out;
   out.rank = rank;
-  const auto order = OrdersOf(simulated);
+  const auto order = OrdersOf(simulated, group_of_rank);
   std::map<std::string, KindTimes> kinds;
   std::map<std::string, std::vector<int64_t>> times;
   for (const auto& [kind, sum] : KindsOf(simulated, head_stage)) kinds[kind] = {kind, sum.first, sum.second, 0};
   size_t steps = 0;
   for (const auto& [step, events] : measured) {
-    if (out.difference.empty()) out.difference = FirstDifference(order, OrdersOf(events), step);
+    if (out.difference.empty()) out.difference = FirstDifference(order, OrdersOf(events, group_of_rank), step);
     for (const auto& [kind, sum] : KindsOf(events, head_stage)) {
       times[kind].resize(steps);  // zeros for steps without this kind
       times[kind].push_back(sum.second);
@@ -117,7 +111,7 @@ bool StepComparison::same_order() const {
 }
 
 StepComparison CompareSteps(const std::vector<TraceEvent>& simulated, const std::vector<TraceEvent>& measured,
-                            int head_stage) {
+                            const std::vector<int>& group_of_rank, int head_stage) {
   std::map<int, std::vector<const TraceEvent*>> by_rank;
   std::map<int, ByStep> by_rank_and_step;
   std::map<int64_t, int64_t> step_ns;
@@ -141,7 +135,7 @@ StepComparison CompareSteps(const std::vector<TraceEvent>& simulated, const std:
   out.steps = static_cast<int64_t>(times.size());
   for (const auto& [rank, steps] : by_rank_and_step) by_rank[rank];  // a worker that was not simulated differs at once
   for (const auto& [rank, events] : by_rank)
-    out.workers.push_back(CompareWorker(rank, events, by_rank_and_step[rank], head_stage));
+    out.workers.push_back(CompareWorker(rank, events, by_rank_and_step[rank], group_of_rank, head_stage));
   for (WorkerComparison& w : out.workers) {
     if (by_rank_and_step[w.rank].empty()) w.difference = "rank " + std::to_string(w.rank) + " has no traced step";
   }

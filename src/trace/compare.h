@@ -36,10 +36,11 @@ struct StepComparison {
 
 // simulated: one step, of every worker. head_stage: 2L, to tell the head from attention.
 //
-// Streams compared: computations as they are interleaved; sends by when they were posted; receives of activations and
-// those of gradients by when their sender posted them. Several messages of one transfer, to or from several peers,
-// count as one.
+// Streams compared: computations as they are interleaved; sends to, and receives from, each group, those of activations
+// and of gradients, by when their messages were posted or began to move (which of two groups' messages comes first is a
+// matter of time, and gradients overtake activations at a NIC). Several messages of one transfer, to or from several
+// workers of a group, count as one.
 StepComparison CompareSteps(const std::vector<TraceEvent>& simulated, const std::vector<TraceEvent>& measured,
-                            int head_stage);
+                            const std::vector<int>& group_of_rank, int head_stage);
 
 }  // namespace disagmoe

@@ -7,8 +7,11 @@
 namespace disagmoe {
 namespace {
 
+// Ranks 0 and 1 are group 0, ranks 2 and 3 group 1; all transfers are with rank 2.
+const std::vector<int> kGroups = {0, 0, 1, 1};
+
 TraceEvent At(int rank, Stream stream, const std::string& name, int64_t begin, int64_t end, int64_t step = 1) {
-  return {rank, stream, name, begin, end, step, 0, -1};
+  return {rank, stream, name, begin, end, step, 0, 2};
 }
 
 // One worker, one layer, one micro-batch; `scale` stretches all times.
@@ -33,7 +36,7 @@ std::vector<TraceEvent> Steps(std::vector<int64_t> scales) {
 
 // Measured steps are 1, 2 and 6 times the simulated one: their median is twice as long, kind by kind too.
 TEST(Compare, MedianOverSteps) {
-  const StepComparison c = CompareSteps(Step(1, 1), Steps({1, 6, 2}), 2);
+  const StepComparison c = CompareSteps(Step(1, 1), Steps({1, 6, 2}), kGroups, 2);
   EXPECT_TRUE(c.same_order());
   EXPECT_EQ(c.steps, 3);
   EXPECT_EQ(c.simulated_ns, 40);
@@ -52,7 +55,7 @@ TEST(Compare, MedianOverSteps) {
 }
 
 TEST(Compare, StageOfTheHead) {
-  const StepComparison c = CompareSteps(Step(1, 1), Steps({1}), 0);
+  const StepComparison c = CompareSteps(Step(1, 1), Steps({1}), kGroups, 0);
   EXPECT_EQ(c.workers[0].kinds[2].kind, "head forward");
 }
 
@@ -61,11 +64,11 @@ TEST(Compare, SlowestWorkerCounts) {
   std::vector<TraceEvent> measured = Step(1, 3), simulated = Step(1, 1);
   measured.push_back(At(1, Stream::kStep, "step", 3000, 3090, 3));
   simulated.push_back(At(1, Stream::kStep, "step", 1000, 1040, 1));
-  EXPECT_EQ(CompareSteps(simulated, measured, 2).measured_ns, 90);
+  EXPECT_EQ(CompareSteps(simulated, measured, kGroups, 2).measured_ns, 90);
 }
 
 std::string Difference(const std::vector<TraceEvent>& measured) {
-  return CompareSteps(Step(1, 1), measured, 2).workers.at(0).difference;
+  return CompareSteps(Step(1, 1), measured, kGroups, 2).workers.at(0).difference;
 }
 
 TEST(Compare, NamesTheFirstDifference) {
@@ -74,10 +77,31 @@ TEST(Compare, NamesTheFirstDifference) {
   EXPECT_EQ(Difference(swapped), "computations, number 1: simulated F0.0, measured B0.0 (step 4)");
   std::vector<TraceEvent> less = Steps({1});
   less.erase(less.begin() + 1);
-  EXPECT_EQ(Difference(less), "sends of activations, number 1: simulated >F0.0, measured nothing (step 3)");
+  EXPECT_EQ(Difference(less),
+            "sends of activations to group 1, number 1: simulated >F0.0, measured nothing (step 3)");
   std::vector<TraceEvent> more = Steps({1});
   more.push_back(At(0, Stream::kReceive, "<F1.0", 3001, 3002, 3));
-  EXPECT_EQ(Difference(more), "receives of activations, number 1: simulated nothing, measured <F1.0 (step 3)");
+  EXPECT_EQ(Difference(more),
+            "receives of activations from group 1, number 1: simulated nothing, measured <F1.0 (step 3)");
+}
+
+// Two groups' messages may come in any order, those of one group may not.
+TEST(Compare, GroupsApart) {
+  auto receive = [](const std::string& name, int64_t begin, int peer) {
+    TraceEvent e = At(1, Stream::kReceive, name, begin, begin + 1);
+    e.peer = peer;
+    return e;
+  };
+  auto difference = [&](std::vector<TraceEvent> a, std::vector<TraceEvent> b) {
+    b.push_back(At(1, Stream::kStep, "step", 0, 100));
+    return CompareSteps(a, b, kGroups, 2).workers.at(0).difference;
+  };
+  EXPECT_EQ(difference({receive("<F1.0", 1, 0), receive("<F2.0", 2, 2)},
+                       {receive("<F1.0", 2, 0), receive("<F2.0", 1, 3)}),
+            "");
+  EXPECT_EQ(difference({receive("<F1.0", 1, 2), receive("<F2.0", 2, 2)},
+                       {receive("<F1.0", 2, 3), receive("<F2.0", 1, 3)}),
+            "receives of activations from group 1, number 1: simulated <F1.0, measured <F2.0 (step 1)");
 }
 
 // A send to two peers is two events of one transfer.
@@ -90,10 +114,10 @@ TEST(Compare, PeersAreOneTransfer) {
 TEST(Compare, WorkersMustBeThere) {
   std::vector<TraceEvent> simulated = Step(1, 1);
   simulated.push_back(At(1, Stream::kForward, "F1.0", 0, 1, 1));
-  const StepComparison c = CompareSteps(simulated, Steps({1}), 2);
+  const StepComparison c = CompareSteps(simulated, Steps({1}), kGroups, 2);
   EXPECT_FALSE(c.same_order());
   EXPECT_EQ(c.workers.at(1).difference, "rank 1 has no traced step");
-  EXPECT_THROW(CompareSteps(simulated, {}, 2), Error);
+  EXPECT_THROW(CompareSteps(simulated, {}, kGroups, 2), Error);
 }
 
 }  // namespace
