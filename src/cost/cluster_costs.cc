@@ -166,7 +166,7 @@ TransferCost ClusterCosts::LocalPhase(const Op& send, int c, bool sending) const
 
 StepEndCost ClusterCosts::StepEnd(int c) const { return t_->ends[c]; }
 
-int64_t ClusterCosts::StaticBytes(int c) const { return t_->static_bytes[c]; }
+StaticMemory ClusterCosts::StaticParts(int c) const { return t_->static_parts[c]; }
 
 int64_t ClusterCosts::ActivationBytes(const Op& forward, int c, bool after_backward) const {
   const StageCost& cost = t_->stage[t_->At(forward, c)];

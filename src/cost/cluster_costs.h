@@ -30,7 +30,7 @@ class ClusterCosts : public StepCosts {
   bool HasLocalPhase(const Op& send) const override;
   TransferCost LocalPhase(const Op& send, int worker_class, bool sending) const override;
   StepEndCost StepEnd(int worker_class) const override;
-  int64_t StaticBytes(int worker_class) const override;
+  StaticMemory StaticParts(int worker_class) const override;
   int64_t ActivationBytes(const Op& forward, int worker_class, bool after_backward) const override;
   int64_t WorkspaceBytes(const Op& compute, int worker_class) const override;
   int64_t MessageBytes(const Op& send, int worker_class) const override;

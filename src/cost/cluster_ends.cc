@@ -49,7 +49,7 @@ void ClusterCosts::Tables::FillEnds() {
     const double nic = params * bytes / near * (nodes_of - 1) / nodes_of;
     return nvlink + nic / (nics * c.nic_gbytes_s * c.efficiency.collective);
   };
-  static_bytes.resize(classes.size(), 0);
+  static_parts.resize(classes.size());
   ends.resize(classes.size());
   for (size_t group = 0; group < s.groups.size(); ++group) {
     const GroupParams params = ParamsOf(static_cast<int>(group));
@@ -66,12 +66,12 @@ void ClusterCosts::Tables::FillEnds() {
     for (size_t w = 0; w < params.experts.size(); ++w) {
       const int k = first_class[group] + LocalClass(static_cast<int>(group), w);
       const double experts = params.experts[w];
-      const double state = StateBytes(job, params.shared, holders) + StateBytes(job, experts, expert_holders);
-      static_bytes[k] = std::max(static_bytes[k], RoundToInt(state + job.reserved_gb * 1e9));
       const double ns = shared_ns + sum_ns(experts, expert_holders, replicas_on_node, nics);
       ends[k].reduce_ns = std::max(ends[k].reduce_ns, RoundToInt(ns * slow_nic[k]));
       const double updated = job.shard_optimizer ? params.shared / holders + experts / expert_holders
                                                  : params.shared + experts;
+      const StaticMemory parts = StaticMemoryOf(job, params.shared + experts, updated);
+      if (parts.total() > static_parts[k].total()) static_parts[k] = parts;
       // Reads gradient and state, writes state and weight.
       const double traffic = job.gradient_bytes + 2 * job.state_bytes + job.weight_bytes;
       const double update_ns = updated * traffic / (c.gpu.memory_gbytes_s * c.efficiency.memory) * slow_compute[k];

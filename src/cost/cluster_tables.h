@@ -49,7 +49,7 @@ struct ClusterCosts::Tables {
   std::vector<TransferCost> local_owner[2], local_holder[2];  // [backward]: in the group that sends; colocated only
   std::vector<char> two_phases;            // by route and boundary
   std::vector<StepEndCost> ends;           // by class
-  std::vector<int64_t> static_bytes;
+  std::vector<StaticMemory> static_parts;
 
   Tables(const Job& j, const Schedule& schedule);
 

@@ -1,5 +1,7 @@
 #include "cost/memory.h"
 
+#include <cmath>
+
 namespace disagmoe {
 namespace {
 
@@ -87,9 +89,10 @@ double CommonFfnWeightBytes(const Job& job, int64_t layer) {
   return CommonFfnGradientBytes(job, layer) + (d > 0 ? kBf16 * (static_cast<double>(job.model.hidden_size) + d) : 0);
 }
 
-double StateBytes(const Job& job, double params, double holders) {
-  const double state = job.shard_optimizer ? job.state_bytes / holders : job.state_bytes;
-  return params * (job.weight_bytes + job.gradient_bytes + state);
+StaticMemory StaticMemoryOf(const Job& job, double params, double updated) {
+  const auto round = [](double bytes) { return static_cast<int64_t>(std::llround(bytes)); };
+  return {round(params * job.weight_bytes), round(params * job.gradient_bytes), round(updated * job.state_bytes),
+          round(job.reserved_gb * 1e9)};
 }
 
 }  // namespace disagmoe

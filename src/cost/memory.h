@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "cost/job.h"
+#include "cost/step_costs.h"
 
 namespace disagmoe {
 
@@ -33,7 +34,7 @@ double FfnPairWeightBytes(const Job& job);
 double CommonFfnGradientBytes(const Job& job, int64_t layer);
 double CommonFfnWeightBytes(const Job& job, int64_t layer);
 
-// Of parameters that a worker holds: those it shares with `holders` workers in all.
-double StateBytes(const Job& job, double params, double holders);
+// Of a worker that holds so many parameters and updates so many: with a sharded optimizer only its share of them.
+StaticMemory StaticMemoryOf(const Job& job, double params, double updated);
 
 }  // namespace disagmoe

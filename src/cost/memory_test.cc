@@ -85,43 +85,55 @@ TEST(Memory, OperationsByHand) {
   near(c.WorkspaceBytes({kB, 3, 0}, 2), rows * 8192 + pairs * (8192 + 6144 + 9216));
 }
 
-double WorkersStaticBytes(const Job& job) {
+StaticMemory OfAllWorkers(const Job& job) {
   const Schedule s = ScheduleOf(job);
   const ClusterCosts c(job, s);
-  double sum = 0;
+  StaticMemory sum;
   for (size_t k = 0; k < c.classes().size(); ++k) {
-    sum += c.classes()[k].count * static_cast<double>(c.StaticBytes(static_cast<int>(k)));
+    const StaticMemory one = c.StaticParts(static_cast<int>(k));
+    const int64_t workers = c.classes()[k].count * job.replicas();
+    sum.weights += workers * one.weights;
+    sum.gradients += workers * one.gradients;
+    sum.optimizer += workers * one.optimizer;
+    sum.reserved += workers * one.reserved;
+    EXPECT_EQ(c.StaticBytes(static_cast<int>(k)), one.weights + one.gradients + one.optimizer + one.reserved);
   }
-  return sum * job.replicas();
+  return sum;
 }
 
-// 18 bytes a parameter (system.md section 3): 2 + 4 on each holder, 12 shared by all holders. Over all workers of all
-// replicas: experts 6 * replicas + 12, all else 6 * holders + 12. Without sharding 18 on each holder.
-TEST(Memory, StateAddsUpToTheParameters) {
+// 18 bytes a parameter (system.md section 3): weight 2 and gradient 4 on each holder, state 12 shared by all holders, or
+// on each without sharding. Over all workers of all replicas an expert is on `replicas` workers, all else on the
+// workers of its group in all replicas; dualpipe's two directions hold all of it twice. A worker's share of the state
+// is rounded to a byte.
+TEST(Memory, PartsAddUpToTheParameters) {
   struct Layout {
     const char* schedule;
-    int p, m, n, replicas;
+    int p, m, n, replicas, copies;
   };
-  for (const Layout& l : {Layout{"af-pipe", 2, 4, 8, 1}, {"af-pipe", 1, 3, 4, 3}, {"megatron-1f1b", 2, 8, 0, 2},
-                          {"tutel", 2, 4, 0, 1}}) {
+  for (const Layout& l : {Layout{"af-pipe", 2, 4, 8, 1, 1}, {"af-pipe", 1, 3, 4, 3, 1},
+                          {"megatron-1f1b", 2, 8, 0, 2, 1}, {"tutel", 2, 4, 0, 1, 1},
+                          {"dualpipe", 2, 4, 0, 3, 2}, {"dualpipe-v", 2, 4, 0, 1, 1}}) {
     for (bool shard : {true, false}) {
+      SCOPED_TRACE(std::string(l.schedule) + (shard ? ", sharded" : ""));
       Job job = SmallJob(l.schedule, l.p, l.m, l.n);
       job.model.shared_hidden = 64;
       job.cluster.gpus *= l.replicas;
       job.global_batch *= l.replicas;
-      job.reserved_gb = 0;
       job.shard_optimizer = shard;
       const ModelShape& m = job.model;
-      const double experts = 4.0 * 16 * static_cast<double>(m.ExpertParams());
-      double attention = static_cast<double>(m.EmbeddingParams()), ffn = static_cast<double>(m.HeadParams());
+      const int64_t experts = 4 * 16 * m.ExpertParams();
+      int64_t attention = m.EmbeddingParams(), ffn = m.HeadParams();
       for (int64_t i = 0; i < 4; ++i) {
-        attention += static_cast<double>(m.AttentionParams(i));
-        ffn += static_cast<double>(m.FfnParams(i)) - experts / 4;
+        attention += m.AttentionParams(i);
+        ffn += m.FfnParams(i) - experts / 4;
       }
-      const double r = l.replicas, a_holders = r * l.m, f_holders = r * (l.n == 0 ? l.m : l.n);
-      const double copies = experts * r + attention * a_holders + ffn * f_holders;
-      const double expected = shard ? 6 * copies + 12 * (experts + attention + ffn) : 18 * copies;
-      EXPECT_NEAR(WorkersStaticBytes(job), expected, 100) << l.schedule;
+      const int64_t r = l.replicas, a_holders = r * l.m, f_holders = r * (l.n == 0 ? l.m : l.n);
+      const int64_t held = l.copies * (experts * r + attention * a_holders + ffn * f_holders);
+      const StaticMemory sum = OfAllWorkers(job);
+      EXPECT_EQ(sum.weights, 2 * held);
+      EXPECT_EQ(sum.gradients, 4 * held);
+      EXPECT_NEAR(sum.optimizer, 12 * (shard ? experts + attention + ffn : held), job.cluster.gpus / 2);
+      EXPECT_EQ(sum.reserved, job.cluster.gpus * int64_t{6'000'000'000});
     }
   }
 }

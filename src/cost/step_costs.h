@@ -36,6 +36,15 @@ struct StepEndCost {
   int64_t optimizer_ns = 0;
 };
 
+// What a worker holds for the whole step, bytes.
+struct StaticMemory {
+  int64_t weights = 0;
+  int64_t gradients = 0;  // of whole micro-batches, summed
+  int64_t optimizer = 0;  // its state: with sharding, this worker's part
+  int64_t reserved = 0;   // context, communication library, fragmentation
+  int64_t total() const { return weights + gradients + optimizer + reserved; }
+};
+
 class StepCosts {
  public:
   virtual ~StepCosts() = default;
@@ -56,8 +65,9 @@ class StepCosts {
 
   virtual StepEndCost StepEnd(int /*worker_class*/) const { return {}; }
 
-  // Memory of a worker, bytes. Static: weights, gradients, optimizer state, reserved buffers.
-  virtual int64_t StaticBytes(int /*worker_class*/) const { return 0; }
+  // Memory of a worker, bytes.
+  virtual StaticMemory StaticParts(int /*worker_class*/) const { return {}; }
+  int64_t StaticBytes(int worker_class) const { return StaticParts(worker_class).total(); }
   // Kept from F(stage, part) on until its B ends (until its W ends, where the backward is split; the share
   // kept between B and W is `after_backward`).
   virtual int64_t ActivationBytes(const Op& forward, int worker_class, bool after_backward) const {

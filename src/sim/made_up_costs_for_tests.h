@@ -27,7 +27,8 @@ class MadeUpCosts : public StepCosts {
   std::function<int64_t(const Op&, int, bool)> activation = [](const Op&, int, bool) { return 0; };
   std::function<int64_t(const Op&, int)> workspace = [](const Op&, int) { return 0; };
   std::function<int64_t(const Op&, int)> message = [](const Op&, int) { return 0; };
-  int64_t static_bytes = 0, limit = 0;
+  StaticMemory static_parts;
+  int64_t limit = 0;
 
   const std::vector<WorkerClass>& classes() const override { return made_classes; }
   int64_t ComputeNs(const Op& op, int c) const override { return compute(op, c); }
@@ -35,7 +36,7 @@ class MadeUpCosts : public StepCosts {
   bool HasLocalPhase(const Op& op) const override { return has_local(op); }
   TransferCost LocalPhase(const Op& op, int c, bool sending) const override { return local(op, c, sending); }
   StepEndCost StepEnd(int c) const override { return step_end(c); }
-  int64_t StaticBytes(int) const override { return static_bytes; }
+  StaticMemory StaticParts(int) const override { return static_parts; }
   int64_t ActivationBytes(const Op& op, int c, bool after) const override { return activation(op, c, after); }
   int64_t WorkspaceBytes(const Op& op, int c) const override { return workspace(op, c); }
   int64_t MessageBytes(const Op& op, int c) const override { return message(op, c); }

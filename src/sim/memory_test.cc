@@ -15,7 +15,7 @@ TEST(Memory, SplitBackward) {
   const Schedule s = HandSchedule(1, {0, 0, 0}, {{"C0", "F0.0 F1.0 F2.0 B2.0 W2.0 B1.0 B0.0 W1.0 W0.0"}});
   MadeUpCosts costs(s);
   costs.compute = [](const Op&, int) { return 10; };
-  costs.static_bytes = 1000;
+  costs.static_parts = {.weights = 100, .gradients = 200, .optimizer = 600, .reserved = 100};
   costs.activation = [](const Op& op, int, bool after) {
     const int64_t whole[] = {100, 50, 10}, kept[] = {40, 30, 0};
     return after ? kept[op.stage] : whole[op.stage];

@@ -66,7 +66,7 @@ MadeUpCosts RandomCosts(const Schedule& s, uint64_t seed, const CostRange& range
   };
   costs.workspace = [=](const Op& op, int c) { return Draw(seed, op, c, 501, 15); };
   costs.message = [=](const Op& op, int c) { return Draw(seed, op, c, 502, 10); };
-  costs.static_bytes = 100;
+  costs.static_parts = {.weights = 20, .gradients = 40, .optimizer = 30, .reserved = 10};
   costs.limit = 100 + static_cast<int64_t>(rng.Below(150));
   return costs;
 }
