@@ -1,17 +1,20 @@
 #include "sim/class_account.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 
 namespace disagmoe {
 
-void ClassAccount::Begin(int rank, int64_t static_bytes, int64_t limit_bytes, std::vector<TraceEvent>* events) {
+void ClassAccount::Begin(int rank, const StaticMemory& parts, int64_t limit_bytes, std::vector<TraceEvent>* events) {
   rank_ = rank;
   events_ = events;
-  memory_.static_bytes = memory_.peak_bytes = static_bytes;
+  memory_.parts = parts;
+  memory_.static_bytes = memory_.peak_bytes = parts.total();
   memory_.limit_bytes = limit_bytes;
-  if (limit_bytes > 0 && static_bytes > limit_bytes) memory_.over_at_ns = 0;
+  if (limit_bytes > 0 && memory_.static_bytes > limit_bytes) memory_.over_at_ns = 0;
+  if (events != nullptr) memory_.timeline.push_back({});
 }
 
 void ClassAccount::Record(Stream stream, const std::string& name, int64_t begin, int64_t end, int64_t bytes, int peer) {
@@ -106,10 +109,23 @@ void ClassAccount::Look(int64_t now) {
     memory_.over_at_ns = now;
     over_by_ = changed_by_;
   }
+  if (events_ != nullptr) RecordMemory(now);
 }
 
-ClassMemory ClassAccount::Memory() const {
-  ClassMemory memory = memory_;
+void ClassAccount::RecordMemory(int64_t now) {
+  MemoryPoint& last = memory_.timeline.back();
+  const auto of = [&](MemoryUse use) { return bytes_[static_cast<int>(use)]; };
+  const MemoryPoint point{now, of(MemoryUse::kActivation), of(MemoryUse::kMessage), of(MemoryUse::kWorkspace)};
+  if (last.ns == now) {
+    last = point;
+  } else if (last.activation_bytes != point.activation_bytes || last.message_bytes != point.message_bytes ||
+             last.workspace_bytes != point.workspace_bytes) {
+    memory_.timeline.push_back(point);
+  }
+}
+
+ClassMemory ClassAccount::TakeMemory() {
+  ClassMemory memory = std::move(memory_);
   memory.peak_op = peak_by_ ? PrintOp(*peak_by_) : "static";
   if (!memory.fits()) memory.over_op = over_by_ ? PrintOp(*over_by_) : "static";
   return memory;

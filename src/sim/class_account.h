@@ -14,8 +14,8 @@ enum class MemoryUse : uint8_t { kActivation, kMessage, kWorkspace };
 
 class ClassAccount {
  public:
-  // events: where to record, null = nowhere.
-  void Begin(int rank, int64_t static_bytes, int64_t limit_bytes, std::vector<TraceEvent>* events);
+  // events: where to record, null = nowhere, and no memory over time either.
+  void Begin(int rank, const StaticMemory& parts, int64_t limit_bytes, std::vector<TraceEvent>* events);
 
   void StartComputing(int64_t now) { Change(now, &computing_, 1); }
   void EndComputing(int64_t begin, int64_t now, const Op& op);
@@ -32,16 +32,17 @@ class ClassAccount {
   ClassTimes Finish(int64_t step_ns);
 
   // Memory is looked at when all changes of a moment are known. Take returns whether to call Look then: it has not been
-  // said before for this moment.
+  // said before for this moment. After a Give alone Look need be called only for the timeline.
   bool Take(MemoryUse use, int64_t bytes, const Op& op);
   void Give(MemoryUse use, int64_t bytes) { bytes_[static_cast<int>(use)] -= bytes; }
   void Look(int64_t now);
-  ClassMemory Memory() const;
+  ClassMemory TakeMemory();
   int64_t bytes_in_use() const { return bytes_[0] + bytes_[1] + bytes_[2]; }
 
  private:
   void Change(int64_t now, int* counter, int by);
   void Wait(int64_t from, int64_t to, bool exposed);
+  void RecordMemory(int64_t now);
   void Record(Stream stream, const std::string& name, int64_t begin, int64_t end, int64_t bytes = 0, int peer = -1);
 
   int rank_ = 0;

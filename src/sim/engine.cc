@@ -30,7 +30,7 @@ Engine::Engine(const Schedule& schedule, const StepCosts& costs, const SimOption
     workers_[c].group = g;
     workers_[c].next = plan_.group_begin[g];
     workers_[c].end = plan_.group_begin[g + 1];
-    accounts_[c].Begin(RankOf(static_cast<int>(c)), costs.StaticBytes(static_cast<int>(c)),
+    accounts_[c].Begin(RankOf(static_cast<int>(c)), costs.StaticParts(static_cast<int>(c)),
                        costs.MemoryLimit(static_cast<int>(c)), options.trace ? &events_[c] : nullptr);
   }
   for (int g = 0; g < groups; ++g) {
@@ -179,6 +179,7 @@ void Engine::EndComputing(int c) {
   accounts_[c].EndComputing(w.since, now_, op);
   FreeMemory(c, op);
   UseMessages(c, position);
+  if (options_.trace) to_look_.push_back(c);
   if (++classes_done_[position] == ClassesOf(w.group)) FreeSlots(position);
   for (int32_t m = plan_.send_begin[position]; m < plan_.send_begin[position + 1]; ++m) Post(m, c);
   ++w.next;

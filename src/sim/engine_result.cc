@@ -24,7 +24,7 @@ SimResult Engine::Finish() {
   for (const ClassAccount& account : accounts_) result.step_ns = std::max(result.step_ns, account.end_ns());
   for (size_t c = 0; c < accounts_.size(); ++c) {
     result.times.push_back(accounts_[c].Finish(result.step_ns));
-    result.memory.push_back(accounts_[c].Memory());
+    result.memory.push_back(accounts_[c].TakeMemory());
     DM_CHECK(accounts_[c].bytes_in_use() == 0, ClassName(s_, costs_.classes()[c]) + " keeps memory after the step");
     const int g = workers_[c].group;
     const int32_t first = plan_.group_begin[g], end = plan_.group_begin[g + 1];
@@ -91,6 +91,18 @@ void Engine::ThrowDeadlock() const {
 
 SimResult Simulate(const Schedule& schedule, const StepCosts& costs, const SimOptions& options) {
   return Engine(schedule, costs, options).Run();
+}
+
+std::vector<TraceCounter> MemoryCounters(const ClassMemory& memory, int rank) {
+  std::vector<TraceCounter> out;
+  for (const MemoryPoint& p : memory.timeline) {
+    out.push_back({rank, p.ns, "memory",
+                   {{"static", memory.static_bytes},
+                    {"activations", p.activation_bytes},
+                    {"messages", p.message_bytes},
+                    {"workspace", p.workspace_bytes}}});
+  }
+  return out;
 }
 
 std::string ClassName(const Schedule& schedule, const WorkerClass& c) {

@@ -146,6 +146,18 @@ std::vector<Interval> Computations(const SimResult& result, int rank) {
   return spans;
 }
 
+// The peak is the first of the largest sums of the timeline.
+void CheckPeak(const ClassMemory& m) {
+  const auto less = [](const MemoryPoint& a, const MemoryPoint& b) { return a.bytes() < b.bytes(); };
+  const MemoryPoint peak = *std::max_element(m.timeline.begin(), m.timeline.end(), less);
+  ASSERT_EQ(m.static_bytes + peak.bytes(), m.peak_bytes);
+  ASSERT_EQ(peak.ns, m.peak_at_ns);
+  ASSERT_EQ(peak.activation_bytes, m.peak_activation_bytes);
+  ASSERT_EQ(peak.message_bytes, m.peak_message_bytes);
+  ASSERT_EQ(peak.workspace_bytes, m.peak_workspace_bytes());
+  ASSERT_EQ(m.timeline.back().bytes(), 0);
+}
+
 void Compare(const Schedule& s, const MadeUpCosts& costs, SimOptions options, Tally* tally) {
   options.trace = true;
   const SlowResult slow = RunSlowModel(s, costs, options);
@@ -156,6 +168,8 @@ void Compare(const Schedule& s, const MadeUpCosts& costs, SimOptions options, Ta
   }
   ++tally->ran;
   const SimResult fast = Simulate(s, costs, options);
+  options.trace = false;
+  const SimResult untraced = Simulate(s, costs, options);
   ASSERT_EQ(fast.step_ns, slow.step_ns);
   for (size_t c = 0; c < slow.classes.size(); ++c) {
     SCOPED_TRACE(ClassName(s, costs.made_classes[c]));
@@ -176,6 +190,11 @@ void Compare(const Schedule& s, const MadeUpCosts& costs, SimOptions options, Ta
     ASSERT_EQ(fast.memory[c].peak_bytes, slow.classes[c].peak_bytes);
     ASSERT_EQ(fast.memory[c].peak_at_ns, slow.classes[c].peak_at_ns);
     ASSERT_EQ(fast.memory[c].over_at_ns, slow.classes[c].over_at_ns);
+    ASSERT_EQ(fast.memory[c].timeline, slow.classes[c].timeline);
+    CheckPeak(fast.memory[c]);
+    ASSERT_EQ(fast.memory[c].peak_op, untraced.memory[c].peak_op);
+    ASSERT_EQ(fast.memory[c].over_op, untraced.memory[c].over_op);
+    ASSERT_EQ(fast.memory[c].peak_bytes, untraced.memory[c].peak_bytes);
     const WorkerTimes traced = TimesOf(fast.events, rank, 1);
     ASSERT_EQ(traced.step_ns, fast.step_ns);
     ASSERT_EQ(traced.compute_ns, t.busy_ns());

@@ -20,7 +20,7 @@
 namespace disagmoe {
 
 struct SimOptions {
-  bool trace = false;           // record events (memory: about 100 bytes an operation)
+  bool trace = false;           // record events and memory over time (about 200 bytes an operation)
   bool bounded_slots = true;    // a receive slot is a resource; false: a send never waits for its receiver
   bool sync_exchange = true;    // honour schedule.sync_exchange; false: as the runtime executes it
 };
@@ -39,16 +39,30 @@ struct ClassTimes {
   int64_t busy_ns() const { return compute_ns + overlapped_ns; }
 };
 
+// What a worker holds beside its static part, from a moment on.
+struct MemoryPoint {
+  int64_t ns = 0;
+  int64_t activation_bytes = 0, message_bytes = 0, workspace_bytes = 0;
+  int64_t bytes() const { return activation_bytes + message_bytes + workspace_bytes; }
+  friend bool operator==(const MemoryPoint&, const MemoryPoint&) = default;
+};
+
 struct ClassMemory {
-  int64_t static_bytes = 0;
+  StaticMemory parts;
+  int64_t static_bytes = 0;    // their sum
   int64_t peak_bytes = 0;      // static + the largest sum of activations, messages, workspace
   int64_t peak_at_ns = 0;
   std::string peak_op;         // what ran or arrived then, e.g. "F12.3"
-  int64_t peak_activation_bytes = 0, peak_message_bytes = 0;  // of that moment
+  int64_t peak_activation_bytes = 0, peak_message_bytes = 0;  // of that moment; the rest is workspace
+  int64_t peak_workspace_bytes() const {
+    return peak_bytes - static_bytes - peak_activation_bytes - peak_message_bytes;
+  }
   int64_t limit_bytes = 0;     // 0 = unknown
   // First moment above the limit; -1: never.
   int64_t over_at_ns = -1;
   std::string over_op;
+  // With options.trace: from 0 on, each moment at which one of the three changes, once.
+  std::vector<MemoryPoint> timeline;
   bool fits() const { return over_at_ns < 0; }
 };
 
@@ -65,6 +79,9 @@ struct SimResult {
 
 // The schedule must be valid (ValidateSchedule); one that deadlocks throws Error with what waits for what.
 SimResult Simulate(const Schedule& schedule, const StepCosts& costs, const SimOptions& options = {});
+
+// A timeline as counters of the worker of that rank, "memory": static, activations, messages, workspace.
+std::vector<TraceCounter> MemoryCounters(const ClassMemory& memory, int rank);
 
 // "A0.1" of a class: group and first worker; "A0" if the class is the whole group of several.
 std::string ClassName(const Schedule& schedule, const WorkerClass& c);

@@ -428,10 +428,10 @@ void SlowModel::Account(int c, SlowResult* result) {
 }
 
 void SlowModel::Memory(int c, SlowClass* out) {
-  std::map<int64_t, int64_t> changes;
-  const auto hold = [&](int64_t from, int64_t to, int64_t bytes) {
-    changes[from] += bytes;
-    changes[to] -= bytes;
+  std::map<int64_t, MemoryPoint> changes;
+  const auto hold = [&](int64_t MemoryPoint::*use, int64_t from, int64_t to, int64_t bytes) {
+    changes[from].*use += bytes;
+    changes[to].*use -= bytes;
   };
   const std::vector<Op>& list = s_.groups[costs_.classes()[c].group].compute;
   const auto end_of = [&](OpKind kind, const Op& op) {
@@ -441,28 +441,35 @@ void SlowModel::Memory(int c, SlowClass* out) {
   for (size_t i = 0; i < list.size(); ++i) {
     const Op& op = list[i];
     const Interval run = ran_[c][i];
-    hold(run.begin, run.end, costs_.WorkspaceBytes(op, c));
+    hold(&MemoryPoint::workspace_bytes, run.begin, run.end, costs_.WorkspaceBytes(op, c));
     for (const Message* m : Needs(op)) {
       for (const End& end : m->leg.receivers) {
         if (end.c != c) continue;
         int64_t from = end.arrived;
         for (const Use& use : end.use) from = use.ns > 0 ? std::min(from, use.begin) : from;
-        hold(from, run.end, end.memory);
+        hold(&MemoryPoint::message_bytes, from, run.end, end.memory);
       }
     }
     if (op.kind != OpKind::kForward) continue;
     const int64_t bytes = costs_.ActivationBytes(op, c, false);
-    hold(run.begin, s_.backward ? end_of(OpKind::kBackward, op) : run.end, bytes);
-    if (s_.split_backward) {
-      hold(end_of(OpKind::kBackward, op), end_of(OpKind::kWeight, op), costs_.ActivationBytes(op, c, true));
-    }
+    const int64_t end = s_.backward ? end_of(OpKind::kBackward, op) : run.end;
+    hold(&MemoryPoint::activation_bytes, run.begin, end, bytes);
+    if (!s_.split_backward) continue;
+    hold(&MemoryPoint::activation_bytes, end, end_of(OpKind::kWeight, op), costs_.ActivationBytes(op, c, true));
   }
   int64_t used = costs_.StaticBytes(c);
   const int64_t limit = costs_.MemoryLimit(c);
   out->peak_bytes = used;
   if (limit > 0 && used > limit) out->over_at_ns = 0;
+  MemoryPoint now;
+  if (!changes.contains(0)) out->timeline.push_back(now);
   for (const auto& [time, change] : changes) {
-    used += change;
+    used += change.bytes();
+    MemoryPoint then{time, now.activation_bytes + change.activation_bytes, now.message_bytes + change.message_bytes,
+                     now.workspace_bytes + change.workspace_bytes};
+    now.ns = time;
+    if (time == 0 || then != now) out->timeline.push_back(then);
+    now = then;
     if (used > out->peak_bytes) out->peak_bytes = used, out->peak_at_ns = time;
     if (limit > 0 && used > limit && out->over_at_ns < 0) out->over_at_ns = time;
   }

@@ -19,6 +19,7 @@ struct SlowClass {
   std::vector<Interval> computations;  // in the order of its group's list
   ClassTimes times;
   int64_t peak_bytes = 0, peak_at_ns = 0, over_at_ns = -1;
+  std::vector<MemoryPoint> timeline;
 };
 
 struct SlowResult {

@@ -21,11 +21,17 @@ std::string Quote(const std::string& text) {
 
 class Writer {
  public:
-  Writer(const std::vector<TraceEvent>& events, const std::vector<WorkerName>& workers) : events_(events) {
+  Writer(const std::vector<TraceEvent>& events, const std::vector<WorkerName>& workers,
+         const std::vector<TraceCounter>& counters)
+      : events_(events), counters_(counters) {
     for (const TraceEvent& event : events) {
       origin_ = std::min(origin_, event.begin_ns);
       names_[event.rank] = "rank " + std::to_string(event.rank);
       order_.push_back(&event);
+    }
+    for (const TraceCounter& counter : counters) {
+      origin_ = std::min(origin_, counter.ns);
+      names_[counter.rank] = "rank " + std::to_string(counter.rank);
     }
     for (const WorkerName& worker : workers) names_[worker.rank] = worker.name;
     // Longer first: what lies inside another event comes after it.
@@ -38,6 +44,7 @@ class Writer {
     for (const TraceEvent* event : order_) Slice(*event);
     Arrows();
     BytesInFlight();
+    for (const TraceCounter& counter : counters_) Count(counter);
     Names();
     return "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n" + text_ + "\n]}\n";
   }
@@ -110,6 +117,15 @@ class Writer {
          Place(event.rank, threads_[&event]) + ",\"ts\":" + Micros(ns - origin_));
   }
 
+  void Count(const TraceCounter& counter) {
+    std::string args;
+    for (const auto& [part, bytes] : counter.parts) {
+      args.append(args.empty() ? "" : ",").append(Quote(part)).append(":").append(std::to_string(bytes));
+    }
+    Emit("\"ph\":\"C\",\"name\":" + Quote(counter.name) + "," + Place(counter.rank, 0) +
+         ",\"ts\":" + Micros(counter.ns - origin_) + ",\"args\":{" + args + "}");
+  }
+
   void BytesInFlight() {
     std::map<std::pair<int, int64_t>, int64_t> changes;
     for (const TraceEvent& event : events_) {
@@ -119,8 +135,7 @@ class Writer {
     }
     std::map<int, int64_t> bytes;
     for (const auto& [at, change] : changes) {
-      Emit("\"ph\":\"C\",\"name\":\"bytes being sent\"," + Place(at.first, 0) + ",\"ts\":" + Micros(at.second - origin_) +
-           ",\"args\":{\"bytes\":" + std::to_string(bytes[at.first] += change) + "}");
+      Count({at.first, at.second, "bytes being sent", {{"bytes", bytes[at.first] += change}}});
     }
   }
 
@@ -144,6 +159,7 @@ class Writer {
   }
 
   const std::vector<TraceEvent>& events_;
+  const std::vector<TraceCounter>& counters_;
   std::vector<const TraceEvent*> order_;
   std::map<int, std::string> names_;
   std::map<std::pair<int, Stream>, std::vector<std::vector<int64_t>>> open_;  // per lane: ends of enclosing events
@@ -155,8 +171,9 @@ class Writer {
 
 }  // namespace
 
-std::string PerfettoJson(const std::vector<TraceEvent>& events, const std::vector<WorkerName>& workers) {
-  return Writer(events, workers).Write();
+std::string PerfettoJson(const std::vector<TraceEvent>& events, const std::vector<WorkerName>& workers,
+                         const std::vector<TraceCounter>& counters) {
+  return Writer(events, workers, counters).Write();
 }
 
 }  // namespace disagmoe

@@ -1,9 +1,10 @@
 // What happened: timed events of workers, written as Chrome/Perfetto JSON and summed up.
-// The runtime and (later) the simulator write the same events.
+// The runtime and the simulator write the same events.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace disagmoe {
@@ -20,6 +21,14 @@ struct TraceEvent {
   int64_t step = 0;
   int64_t bytes = 0;      // of a transfer
   int peer = -1;          // of a transfer
+};
+
+// What a worker has of something from a moment on, in parts that add up: its memory, say.
+struct TraceCounter {
+  int rank = 0;
+  int64_t ns = 0;    // on the events' clock
+  std::string name;  // of the track: "memory"
+  std::vector<std::pair<std::string, int64_t>> parts;  // bytes
 };
 
 // Per worker and step. compute + exposed + bubble = step, exactly.
@@ -42,8 +51,9 @@ struct WorkerName {
 
 // Chrome trace event JSON: a process per worker, a track per stream (more where its events overlap), an arrow (flow)
 // per transfer from the sender's event to the receiver's. The two have the same step and opposite ranks, and the same
-// name but for a leading > or <. Times start at 0.
-std::string PerfettoJson(const std::vector<TraceEvent>& events, const std::vector<WorkerName>& workers);
+// name but for a leading > or <. A counter per worker and name, whose parts chrome://tracing stacks. Times start at 0.
+std::string PerfettoJson(const std::vector<TraceEvent>& events, const std::vector<WorkerName>& workers,
+                         const std::vector<TraceCounter>& counters = {});
 // Events of one rank as JSON lines, and back: what each worker writes and the launcher merges.
 void WriteEvents(const std::string& path, const std::vector<TraceEvent>& events);
 std::vector<TraceEvent> ReadEvents(const std::string& path);

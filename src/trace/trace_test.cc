@@ -125,6 +125,31 @@ TEST(Perfetto, OverlappingEventsGetLanesAndNestedOnesDoNot) {
   EXPECT_EQ(bytes, (std::vector<int>{1, 2, 2, 1, 0}));
 }
 
+// The counter of a worker stands in its process, and on the clock of the events, whichever comes first.
+TEST(Perfetto, CountersBesideTheEvents) {
+  const std::vector<TraceCounter> counters = {
+      {1, kOrigin, "memory", {{"static", 5'000'000'000}, {"messages", 0}}},
+      {1, kOrigin + 1'400, "memory", {{"static", 5'000'000'000}, {"messages", 64}}},
+      {0, kOrigin - 100, "memory", {{"static", 7}}}};
+  const std::string text = PerfettoJson(Step(), kWorkers, counters);
+  const json trace = json::parse(text);
+  const json first = Find(trace, "C", "memory"), second = Find(trace, "C", "memory", 1), other = Find(trace, "C", "memory", 2);
+  EXPECT_EQ(first["pid"], Find(trace, "X", "F1.0")["pid"]);
+  EXPECT_EQ(second["pid"], first["pid"]);
+  EXPECT_EQ(other["pid"], Find(trace, "X", "F0.0")["pid"]);
+  EXPECT_EQ(first["args"], (json{{"static", 5'000'000'000}, {"messages", 0}}));
+  EXPECT_EQ(second["args"], (json{{"static", 5'000'000'000}, {"messages", 64}}));
+  EXPECT_EQ(other["args"], (json{{"static", 7}}));
+  // The last of the three is first; A0.0's forward and F0.0's first count come 100 ns after it.
+  EXPECT_NE(text.find("\"name\":\"memory\",\"pid\":1,\"tid\":1,\"ts\":0.000"), std::string::npos);
+  EXPECT_NE(text.find("\"name\":\"memory\",\"pid\":2,\"tid\":1,\"ts\":1.500"), std::string::npos);
+  EXPECT_EQ(first["ts"], Find(trace, "X", "F0.0")["ts"]);
+  EXPECT_EQ(Find(trace, "C", "memory", 3), nullptr);
+  // In the order given: the parts are stacked so.
+  EXPECT_NE(text.find("{\"static\":5000000000,\"messages\":64}"), std::string::npos);
+  EXPECT_EQ(Find(json::parse(PerfettoJson({}, {}, {{3, 0, "memory", {}}})), "M", "process_name")["args"]["name"], "rank 3");
+}
+
 TEST(Perfetto, OddNamesAndNoEvents) {
   const std::vector<TraceEvent> events = {{3, Stream::kForward, "a\"\\\n\xff", 0, 1, 1, 0, -1}};
   const json trace = json::parse(PerfettoJson(events, {}));
