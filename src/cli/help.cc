@@ -121,9 +121,9 @@ that is under way (exposed), waits for nothing under way (bubble); the fullest w
   --set KEY=VALUE   see below; SCHEDULE:KEY=VALUE for one of them. What a schedule does not use is refused
   --expert-load F   relative loads of the experts: a run's expert_load.json, or one JSON array; used by order of
                     popularity, mean over layers, with another order of experts in each layer
-  --workers         a row for each kind of worker
+  --workers         where the time and the memory of each kind of worker go
   --any-memory      layouts that do not fit as well
-  --trace FILE      one simulation's step, for ui.perfetto.dev
+  --trace FILE      one simulation's step, with memory over time, for ui.perfetto.dev
   --json            for machines
 With --profile: the step that `train` would run here.
   --profile FILE    from `disagmoe profile`

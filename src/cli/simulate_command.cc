@@ -104,6 +104,8 @@ std::string Gb(int64_t bytes) {
   return text;
 }
 
+double Seconds(int64_t ns) { return static_cast<double>(ns) * 1e-9; }
+
 ordered_json WorkersJson(const Evaluation& e) {
   ordered_json out = ordered_json::array();
   for (size_t c = 0; c < e.classes.size(); ++c) {
@@ -124,9 +126,16 @@ ordered_json WorkersJson(const Evaluation& e) {
                      {"nic_bytes_sent", t.nic_bytes_sent},
                      {"nvlink_bytes_sent", t.nvlink_bytes_sent},
                      {"static_bytes", m.static_bytes},
+                     {"weight_bytes", m.parts.weights},
+                     {"gradient_bytes", m.parts.gradients},
+                     {"optimizer_bytes", m.parts.optimizer},
+                     {"reserved_bytes", m.parts.reserved},
                      {"peak_bytes", m.peak_bytes},
                      {"peak_at_ns", m.peak_at_ns},
                      {"peak_op", m.peak_op},
+                     {"peak_activation_bytes", m.peak_activation_bytes},
+                     {"peak_message_bytes", m.peak_message_bytes},
+                     {"peak_workspace_bytes", m.peak_workspace_bytes()},
                      {"limit_bytes", m.limit_bytes}};
     if (!m.fits()) row["out_of_memory"] = {{"at_ns", m.over_at_ns}, {"op", m.over_op}};
     out.push_back(row);
@@ -179,6 +188,24 @@ void PrintHead(const Job& job) {
 
 const char* DedupName(Dedup d) { return d == Dedup::kExpert ? "expert" : d == Dedup::kWorker ? "worker" : "node"; }
 
+// When it first has too little memory.
+std::string OverText(const ClassMemory& m) {
+  if (m.static_bytes > m.limit_bytes) return "from the start, without activations";
+  char text[80];
+  std::snprintf(text, sizeof text, "from %.3f s on, at %s", Seconds(m.over_at_ns), m.over_op.c_str());
+  return text;
+}
+
+// What it needs at its peak, by part.
+void PrintOutOfMemory(const std::string& worker, const ClassMemory& m) {
+  std::printf("    %s needs %s GB of %s: weights %s, gradients %s, optimizer %s, reserve %s, ", worker.c_str(),
+              Gb(m.peak_bytes).c_str(), Gb(m.limit_bytes).c_str(), Gb(m.parts.weights).c_str(),
+              Gb(m.parts.gradients).c_str(), Gb(m.parts.optimizer).c_str(), Gb(m.parts.reserved).c_str());
+  std::printf("activations %s, messages %s, workspace %s;\n", Gb(m.peak_activation_bytes).c_str(),
+              Gb(m.peak_message_bytes).c_str(), Gb(m.peak_workspace_bytes()).c_str());
+  std::printf("    above it %s\n", OverText(m).c_str());
+}
+
 void PrintRow(const Evaluation& e, const Evaluation* plain, const Evaluation* overlap) {
   const auto times = [&](const Evaluation* base) {
     char text[16] = "     -";
@@ -190,26 +217,32 @@ void PrintRow(const Evaluation& e, const Evaluation* plain, const Evaluation* ov
               100 * e.overlapped, 100 * e.exposed, 100 * e.bubble, Gb(e.peak_bytes).c_str(), e.over_limit(),
               times(plain).c_str(), times(overlap).c_str(), LayoutText(e).c_str(), e.fits ? "" : "; OUT OF MEMORY",
               DedupName(e.job.dedup));
-  if (!e.fits) {
-    const ClassMemory& m = e.sim.memory[e.fullest];
-    std::printf("    %s needs %s GB of %s (%s GB without activations); above it from %.3f s on, at %s\n",
-                e.class_names[e.fullest].c_str(), Gb(m.peak_bytes).c_str(), Gb(m.limit_bytes).c_str(),
-                Gb(m.static_bytes).c_str(), static_cast<double>(std::max<int64_t>(0, m.over_at_ns)) * 1e-9, m.over_op.c_str());
-  }
+  if (!e.fits) PrintOutOfMemory(e.class_names[e.fullest], e.sim.memory[e.fullest]);
 }
 
+// Times add up to the step, memory to the peak.
 void PrintWorkers(const Evaluation& e) {
-  std::printf("    %-8s %7s | %8s %10s %8s %8s %9s | %9s %9s | %7s %7s\n", "worker", "number", "compute", "overlapped",
-              "exposed", "bubble", "= step s", "NIC out s", "NIC in s", "GB", "static");
+  std::printf("    %-8s %7s | %8s %10s %8s %8s %9s | %9s %9s\n", "worker", "number", "compute", "overlapped",
+              "exposed", "bubble", "= step s", "NIC out s", "NIC in s");
   for (size_t c = 0; c < e.classes.size(); ++c) {
     const ClassTimes& t = e.sim.times[c];
-    const auto s = [](int64_t ns) { return static_cast<double>(ns) * 1e-9; };
-    std::printf("    %-8s %7d | %8.3f %10.3f %8.3f %8.3f %9.3f | %9.3f %9.3f | %7s %7s\n", e.class_names[c].c_str(),
-                e.classes[c].count, s(t.compute_ns), s(t.overlapped_ns), s(t.exposed_ns), s(t.bubble_ns), e.step_seconds,
-                s(t.nic_send_ns), s(t.nic_receive_ns), Gb(e.sim.memory[c].peak_bytes).c_str(),
-                Gb(e.sim.memory[c].static_bytes).c_str());
+    std::printf("    %-8s %7d | %8.3f %10.3f %8.3f %8.3f %9.3f | %9.3f %9.3f\n", e.class_names[c].c_str(),
+                e.classes[c].count, Seconds(t.compute_ns), Seconds(t.overlapped_ns), Seconds(t.exposed_ns),
+                Seconds(t.bubble_ns), e.step_seconds, Seconds(t.nic_send_ns), Seconds(t.nic_receive_ns));
   }
-  std::printf("    limit: %s, %.3f s\n", e.sim.limit.c_str(), static_cast<double>(e.sim.limit_ns) * 1e-9);
+  std::printf("    %-8s %7s | %7s %9s %9s %7s %11s %8s %9s %9s %5s | %7s %-9s %s\n", "worker", "number", "weights",
+              "gradients", "optimizer", "reserve", "activations", "messages", "workspace", "= peak GB", "of GB", "at s",
+              "operation", "above it");
+  for (size_t c = 0; c < e.classes.size(); ++c) {
+    const ClassMemory& m = e.sim.memory[c];
+    std::printf("    %-8s %7d | %7s %9s %9s %7s %11s %8s %9s %9s %5s | %7.3f %-9s %s\n", e.class_names[c].c_str(),
+                e.classes[c].count, Gb(m.parts.weights).c_str(), Gb(m.parts.gradients).c_str(),
+                Gb(m.parts.optimizer).c_str(), Gb(m.parts.reserved).c_str(), Gb(m.peak_activation_bytes).c_str(),
+                Gb(m.peak_message_bytes).c_str(), Gb(m.peak_workspace_bytes()).c_str(), Gb(m.peak_bytes).c_str(),
+                m.limit_bytes > 0 ? Gb(m.limit_bytes).c_str() : "-", Seconds(m.peak_at_ns), m.peak_op.c_str(),
+                m.fits() ? "" : OverText(m).c_str());
+  }
+  std::printf("    limit: %s, %.3f s\n", e.sim.limit.c_str(), Seconds(e.sim.limit_ns));
 }
 
 Evaluation Find(const SimulateArguments& a, const Job& base, const std::string& name, int* tried) {
@@ -231,12 +264,16 @@ Evaluation Find(const SimulateArguments& a, const Job& base, const std::string& 
 void WriteTrace(const std::string& path, const Evaluation& found) {
   const Evaluation e = Evaluate(found.job, {.trace = true});
   std::vector<WorkerName> names;
+  std::vector<TraceCounter> counters;
   const Schedule schedule = ScheduleOf(e.job);
   for (size_t c = 0; c < e.classes.size(); ++c) {
-    names.push_back({schedule.groups[e.classes[c].group].ranks[e.classes[c].first_worker], e.class_names[c]});
+    const int rank = schedule.groups[e.classes[c].group].ranks[e.classes[c].first_worker];
+    names.push_back({rank, e.class_names[c]});
+    const std::vector<TraceCounter> memory = MemoryCounters(e.sim.memory[c], rank);
+    counters.insert(counters.end(), memory.begin(), memory.end());
   }
   std::ofstream out(path);
-  out << PerfettoJson(e.sim.events, names);
+  out << PerfettoJson(e.sim.events, names, counters);
   if (!out.flush()) throw Error({"cannot write the trace", path, "", "", ""});
 }
 
