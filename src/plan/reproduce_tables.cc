@@ -170,7 +170,7 @@ ClaimTable NeededTable(const Progress& progress) {
       t.rows.push_back(row);
     }
   }
-  t.verdict = "the published 1.59 to 1.81 x appear where the baseline's all-to-all gets about half or less of the bandwidth that M2N gets. M2N sends "
+  t.verdict = "the published 1.59 to 1.81 x appear where the baseline's all-to-all gets a quarter to a half of the bandwidth that M2N gets. M2N sends "
               "every copy over NICs, EP 16 over two nodes half of them, so at equal efficiency M2N carries twice the bytes (schedule.md section 6: kappa = all-to-all / (0.5 M2N)).";
   return t;
 }
@@ -309,7 +309,7 @@ ClaimTable TopkTable(const Progress& progress) {
 ClaimTable VirtualStagesTable(const Progress&) {
   ClaimTable t;
   t.title = "Virtual stages at fixed p (published: throughput grows with v up to 16, above that out of memory)";
-  t.calibration = "h800 preset, DeepSeek-MoE cut or stretched to L = 4 v layers, p = 4 groups of 16 + 16, 8K, b = 1, 16 micro-batches of 16 sequences; TFLOP/s per GPU without the head";
+  t.calibration = "h800 preset, DeepSeek-MoE cut or stretched to L = 4 v layers, p = 4 groups of 16 + 16, 8K, b = 1, 16 micro-batches of 16 sequences";
   t.columns = {"v", "layers", "MFU", "bubble", "peak GB", "fits 80 GB"};
   double last = 0;
   bool grows = true;
@@ -379,7 +379,7 @@ ClaimTable AllToAllShareTable(const Progress&) {
     }
     t.rows.push_back(row);
   }
-  t.verdict = "ours " + one.Print() + " % on one node, " + eight.Print() + " % on eight. The published eight-node share comes out; on one node the H800's NVLink is slower here than what 22 % says.";
+  t.verdict = Text("ours %.0f to %.0f %% on one node, %.0f to %.0f %% on eight.", one.least, one.most, eight.least, eight.most) + " The published eight-node share comes out; on one node the H800's NVLink is slower here than what 22 % says.";
   return t;
 }
 
