@@ -178,10 +178,10 @@ ordered_json ToJson(const Evaluation& e) {
           {"workers", WorkersJson(e)}};
 }
 
-void PrintHead(const Job& job) {
+void PrintHead(const Job& job, int64_t batch) {
   const EfficiencySpec& e = job.cluster.efficiency;
   std::printf("%s on %s (%d x %s), batch of %lld sequences\n", job.model.name.c_str(), job.cluster.name.c_str(),
-              job.cluster.gpus, job.cluster.gpu.name.c_str(), static_cast<long long>(job.global_batch));
+              job.cluster.gpus, job.cluster.gpu.name.c_str(), static_cast<long long>(batch));
   std::printf("efficiencies: attention %.2f/%.2f, GEMM %.2f, experts %.2f, all-to-all %.2f, M2N %.2f of the NIC's %g GB/s\n",
               e.attention_forward, e.attention_backward, e.gemm, e.grouped_gemm, e.all_to_all, e.m2n, job.cluster.nic_gbytes_s);
 }
@@ -206,16 +206,18 @@ void PrintOutOfMemory(const std::string& worker, const ClassMemory& m) {
   std::printf("    above it %s\n", OverText(m).c_str());
 }
 
-void PrintRow(const Evaluation& e, const Evaluation* plain, const Evaluation* overlap) {
+void PrintRow(const Evaluation& e, int64_t batch, const Evaluation* plain, const Evaluation* overlap) {
   const auto times = [&](const Evaluation* base) {
     char text[16] = "     -";
     if (base) std::snprintf(text, sizeof text, "%5.2fx", e.tokens_per_gpu / base->tokens_per_gpu);
     return std::string(text);
   };
-  std::printf("%-16s %9.3f %7.0f %6.0f %5.1f | %4.0f %4.0f %4.0f %4.0f | %5s | %5.2f | %s %s | %s%s; a row per %s\n",
+  // Pools of odd sizes have the nearest batch that divides.
+  const std::string own = e.job.global_batch == batch ? "" : ", batch " + std::to_string(e.job.global_batch);
+  std::printf("%-16s %9.3f %7.0f %6.0f %5.1f | %4.0f %4.0f %4.0f %4.0f | %5s | %5.2f | %s %s | %s%s%s; a row per %s\n",
               e.job.schedule.c_str(), e.step_seconds, e.tokens_per_gpu, e.tflops_per_gpu, 100 * e.mfu, 100 * e.compute,
               100 * e.overlapped, 100 * e.exposed, 100 * e.bubble, Gb(e.peak_bytes).c_str(), e.over_limit(),
-              times(plain).c_str(), times(overlap).c_str(), LayoutText(e).c_str(), e.fits ? "" : "; OUT OF MEMORY",
+              times(plain).c_str(), times(overlap).c_str(), LayoutText(e).c_str(), own.c_str(), e.fits ? "" : "; OUT OF MEMORY",
               DedupName(e.job.dedup));
   if (!e.fits) PrintOutOfMemory(e.class_names[e.fullest], e.sim.memory[e.fullest]);
 }
@@ -311,13 +313,17 @@ int SimulateCommand(const SimulateArguments& a) {
       for (const Evaluation& e : rows) json.push_back(ToJson(e));
       continue;
     }
-    if (i == 0) PrintHead(rows[0].job);
+    int64_t batch = rows[0].job.global_batch;
+    for (const Evaluation& e : rows) {
+      if (e.job.global_batch != batch) batch = base.global_batch;
+    }
+    if (i == 0) PrintHead(rows[0].job, batch);
     std::printf("\n%lld tokens a sequence%*s tok/s/  TFLOP        |  of the step, %%     |  peak | over  | against plain  |\n",
                 static_cast<long long>(sequences[i]), 0, "");
     std::printf("%-16s %9s %7s %6s %5s | %4s %4s %4s %4s | %5s | %5s | %6s %6s | %s\n", "schedule", "step s", "GPU", "/s/GPU",
                 "MFU%", "comp", "over", "exp", "bub", "GB", "limit", "1f1b", "ovlap", "layout");
     for (const Evaluation& e : rows) {
-      PrintRow(e, plain, overlap);
+      PrintRow(e, batch, plain, overlap);
       if (a.workers) PrintWorkers(e);
     }
   }
