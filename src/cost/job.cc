@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "cost/cluster_costs.h"
+#include "cost/work.h"
 #include "spec/presets.h"
 
 namespace disagmoe {
@@ -82,6 +83,7 @@ Straggler ParseStraggler(const std::string& text) {
     }
     at = end + 1;
   }
+  if (colon + 1 == text.size()) throw bad();
   return s;
 }
 
@@ -243,12 +245,32 @@ void CheckNics(const Job& job) {
   }
 }
 
+// A step of weeks at the peak would not fit nanoseconds with shares of it; the operations must fit memory.
+void CheckSize(const Job& job) {
+  constexpr double kMostSeconds = 1e6;
+  constexpr int64_t kMostForwards = 10'000'000;
+  char got[120];
+  const double tokens = static_cast<double>(job.global_batch) * static_cast<double>(job.seq_length);
+  const double seconds = tokens * TrainFlopsPerToken(job.model, job.seq_length) /
+                         (job.cluster.gpu.peak_tflops * 1e12 * job.cluster.gpus);
+  if (seconds > kMostSeconds) {
+    std::snprintf(got, sizeof got, "%g s at the peak of all GPUs", seconds);
+    Refuse("a step that takes too long", "batch, --seq", got, "at most 1e+06 s", "");
+  }
+  const int64_t forwards = job.micro_batches() * (2 * job.model.num_layers + 1) * std::max(1, job.parts);
+  if (forwards > kMostForwards) {
+    Refuse("too many operations to simulate", "batch, b", std::to_string(job.micro_batches()) + " micro-batches",
+           "at most " + std::to_string(kMostForwards / (2 * job.model.num_layers + 1) / std::max(1, job.parts)),
+           "a smaller batch says the same");
+  }
+}
+
 }  // namespace
 
 void CheckJob(const Job& job) {
   CheckName(job);
   const std::string layout = job.colocated() ? "p * ep = " : "p_a * m + p_f * n = ";
-  const int workers = job.workers();
+  const int64_t workers = job.workers();
   if (job.cluster.gpus % workers != 0) {
     Refuse("a pipeline's workers do not divide the GPUs", "layout of " + job.schedule, layout + std::to_string(workers),
            "a divisor of the cluster's " + std::to_string(job.cluster.gpus),
@@ -270,8 +292,13 @@ void CheckJob(const Job& job) {
     Refuse("lancet cuts a worker's micro-batch by sequences", "b", std::to_string(job.sequences),
            "a multiple of its parts, " + std::to_string(parts));
   }
+  if (job.shadow_experts > job.model.num_experts) {
+    Refuse("more shadowed experts than there are", "shadow_experts", std::to_string(job.shadow_experts),
+           "at most " + std::to_string(job.model.num_experts));
+  }
   CheckLoads(job);
   CheckNics(job);
+  CheckSize(job);
   if (job.seq_length < 1) Refuse("value out of range", "--seq", std::to_string(job.seq_length), "at least 1");
 }
 
@@ -323,7 +350,7 @@ PlacementSpec PlacementOf(const Job& job) {
 }
 
 std::vector<int> NodesOf(const Job& job) {
-  const int workers = job.workers();
+  const auto workers = static_cast<int>(job.workers());
   std::vector<int> place(workers);
   std::iota(place.begin(), place.end(), 0);
   if (!job.colocated() && job.mixed_nodes) {

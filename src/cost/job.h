@@ -63,8 +63,8 @@ struct Job {
   uint64_t seed = 1;
 
   bool colocated() const;
-  int workers() const { return colocated() ? p_a * m : p_a * m + p_f * n; }  // of a replica
-  int replicas() const { return cluster.gpus / workers(); }
+  int64_t workers() const { return int64_t{p_a} * m + (colocated() ? 0 : int64_t{p_f} * n); }  // of a replica
+  int replicas() const { return static_cast<int>(cluster.gpus / workers()); }
   int64_t micro_batches() const { return global_batch / (int64_t{replicas()} * m * sequences); }
   bool uneven() const { return routing_skew > 0 || !expert_load.empty(); }
   // Computation of one group goes on while its own exchanges run.
@@ -74,7 +74,7 @@ struct Job {
 // Throws Error for an unknown schedule.
 void CheckName(const Job& job);
 // Throws Error where numbers cannot be: more workers than GPUs, a batch that does not divide, more workers than
-// experts, more NICs than there are.
+// experts, more NICs than there are, a step too long or of too many operations to be simulated.
 void CheckJob(const Job& job);
 
 // Settings by name, for --set; throws Error for an unknown one (with the nearest), a value that cannot be, and one that

@@ -212,6 +212,16 @@ TEST(Knobs, JobsThatCannotBe) {
   EXPECT_THAT(error([](Job* j) { j->cluster.topology = "flat", j->cluster.spine_oversubscription = 2; }),
               HasSubstr("one switch has no spine"));
   EXPECT_THAT(error([](Job* j) { j->p_a = 4, j->sequences = 1; }, "lancet"), HasSubstr("a multiple of its parts, 2"));
+  EXPECT_THAT(error([](Job* j) { j->p_a = j->p_f = j->m = j->n = 65536; }),
+              HasSubstr("p_a * m + p_f * n = 8589934592"));
+  EXPECT_THAT(error([](Job* j) { j->shadow_experts = 17; }), HasSubstr("got 17, expected at most 16"));
+  EXPECT_EQ(error([](Job* j) { j->shadow_experts = 16; }), "");
+  // 1e7 forwards of 9 stages.
+  EXPECT_THAT(error([](Job* j) { j->global_batch = 4 * 1111112; }),
+              HasSubstr("1111112 micro-batches, expected at most 1111111"));
+  EXPECT_EQ(error([](Job* j) { j->global_batch = 4 * 1111111; }), "");
+  EXPECT_THAT(error([](Job* j) { j->sequences = 100'000'000, j->global_batch = 400'000'000, j->seq_length = 1 << 24; }),
+              HasSubstr("takes too long"));
 }
 
 TEST(Knobs, ValuesThatCannotBe) {
@@ -227,8 +237,8 @@ TEST(Knobs, ValuesThatCannotBe) {
   EXPECT_THAT(error("rond", "4"), HasSubstr("did you mean round?"));
   for (const Setting& bad : {Setting{"m", "0"}, {"m", "2.5"}, {"m", "x"}, {"m", ""}, {"m2n", "1.01"}, {"m2n", "nan"},
                              {"jitter", "0.3"}, {"head", "f"}, {"dedup", "rank"}, {"recompute", "maybe"},
-                             {"straggler", "A0.1"}, {"straggler", "A0:speed=2"}, {"straggler", "A0:compute=0"},
-                             {"straggler", ":compute=2"}, {"seed", "3"}}) {
+                             {"straggler", "A0.1"}, {"straggler", "A0:"}, {"straggler", "A0:speed=2"},
+                             {"straggler", "A0:compute=0"}, {"straggler", ":compute=2"}, {"seed", "3"}}) {
     EXPECT_THAT(error(bad.name, bad.value), HasSubstr(bad.name)) << bad.value;
   }
   EXPECT_EQ(error("jitter", "0.1"), "");
