@@ -111,10 +111,10 @@ constexpr const char* kSimulate = R"(Simulates a training step: of a model on a 
   disagmoe simulate my-model/config.json my-cluster.toml --schedule af-pipe --trace step.json
   disagmoe simulate configs/tiny.toml --profile profile.json --against out/tiny    predicted beside measured
 
-What is not set is searched: groups, workers, virtual stages, sequences of a micro-batch, and recomputation where nothing
-fits without. Columns: shares of the step in which a worker computes, computes while it communicates, waits for a message
-that is under way (exposed), waits for nothing under way (bubble); the fullest worker's memory; the step over its limit
-(the busiest resource); speed against plain and overlapped Megatron.
+What is not set is searched: groups, workers, virtual stages, sequences of a micro-batch, recomputation. Columns: shares of
+the step in which a worker computes, computes while it communicates, waits for a message that is under way (exposed), waits
+for nothing under way (bubble); the fullest worker's memory; the step over its limit (the busiest resource); speed against
+plain and overlapped Megatron.
 
   --schedule A,B    (af-pipe,megatron-1f1b,megatron-overlap); "all"
   --seq A,B         tokens of a sequence, 4096 or 4k (4k)

@@ -5,20 +5,24 @@
 
 #include "base/error.h"
 #include "cost/cluster_costs.h"
+#include "plan/bounds.h"
 #include "plan/evaluate.h"
-#include "schedule/ready.h"
 
 namespace disagmoe {
 namespace {
 
-constexpr int kMostSimulated = 60;
+// Of one search; far above what the bounds leave, so that a search ends.
+constexpr int kMostSimulated = 400;
+// Of those that cannot fit, to find the smallest.
+constexpr int kMostThatCannotFit = 40;
 
 struct Candidate {
   Job job;
-  double bound_ns = 0;
-  int64_t least_bytes = 0;  // that its fullest worker holds at least
-  bool may_fit = true;
+  JobBounds bounds;
+  double per_sequence() const { return bounds.step_ns / static_cast<double>(job.global_batch); }
 };
+
+double PerSequence(const Evaluation& e) { return e.step_seconds * 1e9 / static_cast<double>(e.job.global_batch); }
 
 std::vector<int> Divisors(int n, int most) {
   std::vector<int> out;
@@ -26,87 +30,6 @@ std::vector<int> Divisors(int n, int most) {
     if (n % d == 0) out.push_back(d);
   }
   return out;
-}
-
-// Bytes that the first position of a ring holds at least: its state, and the activations of its warm-up (schedule.md
-// section 2) at the smallest round that fills the ring. 0 where the order is another.
-int64_t LeastBytes(const Job& job, const Schedule& s, const ClusterCosts& costs) {
-  const std::set<std::string> rings{"megatron-1f1b", "megatron-overlap", "tutel", "comet", "fastermoe"};
-  const bool two_pools = (job.schedule == "af-pipe" || job.schedule == "af-pipe-zb") && job.p_a == job.p_f;
-  if (!two_pools && (!rings.contains(job.schedule) || job.p_a == 1)) return 0;
-  const int64_t layers = job.model.num_layers;
-  const int64_t positions = two_pools ? 2 * job.p_a : job.p_a;
-  const int64_t chunks = two_pools ? (2 * layers + positions - 1) / positions : job.virtual_stages;
-  const int64_t micro_batches = job.micro_batches();
-  const int64_t round = job.round > 0 ? job.round : std::min(positions, micro_batches);
-  int64_t most = 0;
-  for (int r = 0; r < (two_pools ? 2 : 1); ++r) {
-    const int64_t held = std::min(micro_batches * chunks, (chunks - 1) * round + job.slope * (positions - 1 - r));
-    // A layer in the middle; colocated: the layers of a chunk.
-    const int stage = 2 * static_cast<int>(layers / 2);
-    int64_t kept = 0;
-    for (int part_of = 0; part_of < 2; ++part_of) {
-      if (two_pools && part_of != r) continue;
-      const int at = stage + part_of;
-      int c = 0;
-      while (costs.classes()[c].group != s.group(at, 0)) ++c;
-      for (int part = 0; part < s.parts(at); ++part) {
-        kept += costs.ActivationBytes({OpKind::kForward, at, 0, part}, c, false);
-      }
-    }
-    if (!two_pools) kept *= layers / (positions * chunks);
-    int c = 0;
-    while (costs.classes()[c].group != (two_pools && r == 1 ? job.p_a : 0)) ++c;
-    most = std::max(most, costs.StaticBytes(c) + held * kept);
-  }
-  return most;
-}
-
-// No step is faster: the busiest worker's computations; its exchanges too, where they hold it. False: too few
-// micro-batches for this layout.
-bool Bound(Candidate* c) {
-  Job one = c->job;
-  const int64_t micro_batches = one.micro_batches();
-  if (micro_batches < 1) return false;
-  // Costs do not depend on how many micro-batches there are: as few as the generator takes.
-  const bool dual = one.schedule == "dualpipe" || one.schedule == "dualpipe-v";
-  if (dual && micro_batches < 2 * one.p_a) return false;
-  const int64_t few = dual ? 2 * one.p_a : 1;
-  one.global_batch = few * one.replicas() * one.m * one.sequences;
-  one.round = 0;
-  GenerateOptions options;
-  options.num_micro_batches = static_cast<int>(few);
-  options.parts = one.schedule == "hetermoe" && one.attention_expert_share > 0 ? 2 : one.parts;
-  const Schedule s = Generate(one.schedule, PlacementOf(one), options);
-  const ClusterCosts costs(one, s);
-  std::vector<double> busy(costs.classes().size(), 0), sent(busy), received(busy);
-  for (size_t k = 0; k < busy.size(); ++k) {
-    const int cls = static_cast<int>(k);
-    c->least_bytes = std::max(c->least_bytes, costs.StaticBytes(cls));
-    for (const Op& op : s.groups[costs.classes()[k].group].compute) {
-      busy[k] += static_cast<double>(costs.ComputeNs(op, cls));
-      const TransferRange sends = SendsAfter(s, op);
-      for (int i = 0; i < sends.count; ++i) {
-        const TransferCost t = costs.HasLocalPhase(sends[i]) ? costs.LocalPhase(sends[i], cls, true)
-                                                              : costs.Transfer(sends[i], cls, true);
-        sent[k] += static_cast<double>(t.nic_ns);
-        if (s.sync_exchange && s.max_parts() == 1) busy[k] += static_cast<double>(std::max(t.nic_ns, t.nvlink_ns) + t.latency_ns);
-      }
-      const TransferRange receives = ReceivesFor(s, op);
-      for (int i = 0; i < receives.count; ++i) {
-        Op send = receives[i];
-        send.kind = op.kind == OpKind::kForward ? OpKind::kSendForward : OpKind::kSendBackward;
-        received[k] += static_cast<double>(costs.Transfer(send, cls, false).nic_ns);
-      }
-    }
-    const StepEndCost end = costs.StepEnd(cls);
-    const double scale = static_cast<double>(micro_batches) / static_cast<double>(few);
-    c->bound_ns = std::max(c->bound_ns, scale * std::max({busy[k], sent[k], received[k]}) +
-                                            static_cast<double>(end.reduce_ns + end.optimizer_ns));
-  }
-  c->least_bytes = std::max(c->least_bytes, LeastBytes(c->job, s, costs));
-  c->may_fit = c->least_bytes <= costs.MemoryLimit(0);
-  return true;
 }
 
 // Values of one setting: those to try, or only the one that was given.
@@ -127,10 +50,12 @@ class Enumeration {
     const bool dual = base_.schedule == "dualpipe" || base_.schedule == "dualpipe-v";
     const int layers = static_cast<int>(base_.model.num_layers);
     for (int p : Choices(fixed_, "p", base_.p_a, Divisors(gpus, layers))) {
-      if (dual && p % 2 == 1) continue;
-      for (int ep : Choices(fixed_, "ep", base_.m, Divisors(gpus / p, static_cast<int>(base_.model.num_experts)))) {
-        // An attention worker per expert worker; groups below a node only where they are all there is.
-        if (!fixed_.contains("ep") && ep < 8 && ep < gpus / p) continue;
+      if (dual && p % 2 == 1 && !fixed_.contains("p")) continue;
+      const std::vector<int> sizes = Divisors(gpus / p, static_cast<int>(base_.model.num_experts));
+      for (int ep : Choices(fixed_, "ep", base_.m, sizes)) {
+        // An attention worker per expert worker; groups below a node only where they are the largest there can be.
+        const int least = std::min(std::min(8, base_.cluster.gpus_per_node), sizes.empty() ? 1 : sizes.back());
+        if (!fixed_.contains("ep") && ep < least) continue;
         std::vector<int> v{1};
         if (!dual && p > 1) {
           for (int x : {2, 3, 4, 6, 8, 12}) {
@@ -175,14 +100,17 @@ class Enumeration {
   // Around the split that balances the pools' computation, and even ones.
   void Splits(int p, int workers) {
     std::set<int> sizes{workers / 2};
-    const double share = AttentionShare();
-    for (int d = -2; d <= 2; ++d) sizes.insert(static_cast<int>(std::lround(share * workers)) + d);
-    for (int eighths = 3; eighths <= 7; ++eighths) sizes.insert(workers * eighths / 8);
+    if (fixed_.contains("m")) {
+      sizes = {base_.m};
+    } else if (fixed_.contains("n")) {
+      sizes = {workers - base_.n};
+    } else {
+      const double share = AttentionShare();
+      for (int d = -2; d <= 2; ++d) sizes.insert(static_cast<int>(std::lround(share * workers)) + d);
+      for (int eighths = 3; eighths <= 7; ++eighths) sizes.insert(workers * eighths / 8);
+    }
     for (int m : sizes) {
-      if (m < 1 || m >= workers || workers - m > base_.model.num_experts) continue;
-      if (fixed_.contains("m") && m != base_.m) continue;
-      if (fixed_.contains("n") && workers - m != base_.n) continue;
-      Workers(p, p, m, workers - m);
+      if (m >= 1 && m < workers && workers - m <= base_.model.num_experts) Workers(p, p, m, workers - m);
     }
   }
 
@@ -197,13 +125,15 @@ class Enumeration {
 
   double AttentionShare() const {
     Job job = base_;
+    job.stragglers.clear();  // of groups that are not here
+    job.jitter = 0;
     job.p_a = job.p_f = 1;
     job.m = job.n = std::min<int>(job.cluster.gpus / 2, static_cast<int>(job.model.num_experts));
     GenerateOptions one;
-    const Schedule s = Generate("af-pipe", {.num_layers = static_cast<int>(job.model.num_layers), .m = job.m, .n = job.n}, one);
-    const std::string name = job.schedule;
+    const auto layers = static_cast<int>(job.model.num_layers);
+    const Schedule s = Generate("af-pipe", {.num_layers = layers, .m = job.m, .n = job.n}, one);
     const ClusterCosts costs(job, s);
-    const int layer = static_cast<int>(job.model.num_layers) / 2;
+    const int layer = layers / 2;
     double time[2] = {0, 0};
     for (int ffn : {0, 1}) {
       for (OpKind kind : {OpKind::kForward, OpKind::kBackward}) {
@@ -214,8 +144,11 @@ class Enumeration {
   }
 
   void Batches(const Job& layout) {
+    if (layout.replicas() < 1) return jobs.push_back(layout);  // CheckJob says what is wrong
+    const std::vector<int> own{layout.parts};
+    const bool tutel = base_.schedule == "tutel";
     for (int b : Choices(fixed_, "b", layout.sequences, {1, 2, 4})) {
-      for (int degree : base_.schedule == "tutel" ? Choices(fixed_, "parts", layout.parts, {1, 2, 4, 8}) : std::vector<int>{layout.parts}) {
+      for (int degree : tutel ? Choices(fixed_, "parts", layout.parts, {1, 2, 4, 8}) : own) {
         Job job = layout;
         job.sequences = b, job.parts = degree;
         const int64_t wave = std::max<int64_t>(1, int64_t{job.replicas()} * job.m * b);
@@ -251,48 +184,43 @@ class Enumeration {
   const Fixed& fixed_;
 };
 
-void Try(const std::vector<Job>& jobs, bool recompute, bool any_memory, LayoutSearch* out) {
-  std::vector<Candidate> candidates;
-  std::optional<Candidate> smallest;  // of those that cannot fit
-  for (Job job : jobs) {
-    job.recompute = recompute;
-    Candidate c{job};
+// Candidates that may fit by the bound of their step, those that cannot by that of their memory.
+struct Candidates {
+  std::vector<Candidate> may, cannot;
+};
+
+Candidates BoundAll(const std::vector<Job>& jobs, bool any_memory, LayoutSearch* out) {
+  Candidates all;
+  for (const Job& job : jobs) {
     ++out->considered;
     try {
-      CheckJob(c.job);
-      if (!Bound(&c)) continue;
-      c.bound_ns /= static_cast<double>(c.job.global_batch);
-      if (any_memory || c.may_fit) {
-        candidates.push_back(std::move(c));
-      } else if (!smallest || c.least_bytes < smallest->least_bytes) {
-        smallest = std::move(c);
-      }
+      CheckJob(job);
+      const std::optional<JobBounds> bounds = BoundsOf(job);
+      if (!bounds) continue;
+      const bool may = any_memory || static_cast<double>(bounds->peak_bytes) <= job.cluster.gpu.memory_gb * 1e9;
+      (may ? all.may : all.cannot).push_back({job, *bounds});
     } catch (const Error& error) {  // a layout that the generator does not take
       if (!out->mistake) out->mistake = error.parts();
     }
   }
-  std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) { return a.bound_ns < b.bound_ns; });
-  int runs = 0;
-  for (const Candidate& c : candidates) {
-    const auto per_sequence = [](const Evaluation& e) { return e.step_seconds * 1e9 / static_cast<double>(e.job.global_batch); };
-    if (out->best && c.bound_ns >= per_sequence(*out->best)) break;
-    if (++runs > kMostSimulated && out->best) break;
-    try {
-      Evaluation e = Evaluate(c.job);
-      ++out->simulated;
-      if (!e.fits && !any_memory) {
-        if (!out->best_over || e.peak_bytes < out->best_over->peak_bytes) out->best_over = std::move(e);
-      } else if (!out->best || per_sequence(e) < per_sequence(*out->best)) {
-        out->best = std::move(e);
-      }
-    } catch (const Error& error) {
-      if (!out->mistake) out->mistake = error.parts();
-    }
-  }
-  if (!out->best && smallest) {
-    Evaluation e = Evaluate(smallest->job);
+  std::stable_sort(all.may.begin(), all.may.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.per_sequence() < b.per_sequence(); });
+  std::stable_sort(all.cannot.begin(), all.cannot.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.bounds.peak_bytes < b.bounds.peak_bytes; });
+  return all;
+}
+
+void SimulateOne(const Job& job, bool any_memory, LayoutSearch* out) {
+  try {
+    Evaluation e = Evaluate(job);
     ++out->simulated;
-    if (!out->best_over || e.peak_bytes < out->best_over->peak_bytes) out->best_over = std::move(e);
+    if (e.fits || any_memory) {
+      if (!out->best || PerSequence(e) < PerSequence(*out->best)) out->best = std::move(e);
+    } else if (!out->best_over || e.peak_bytes < out->best_over->peak_bytes) {
+      out->best_over = std::move(e);
+    }
+  } catch (const Error& error) {
+    if (!out->mistake) out->mistake = error.parts();
   }
 }
 
@@ -300,12 +228,26 @@ void Try(const std::vector<Job>& jobs, bool recompute, bool any_memory, LayoutSe
 
 LayoutSearch SearchLayouts(const Job& base, const Fixed& fixed, bool any_memory) {
   LayoutSearch out;
-  const Enumeration all(base, fixed);
-  if (fixed.contains("recompute")) {
-    Try(all.jobs, base.recompute, any_memory, &out);
-  } else {
-    Try(all.jobs, false, any_memory, &out);
-    if (!out.best) Try(all.jobs, true, any_memory, &out);
+  std::vector<Job> jobs = Enumeration(base, fixed).jobs;
+  // To recompute is slower, but may leave room for a faster layout.
+  if (!fixed.contains("recompute")) {
+    const size_t count = jobs.size();
+    for (size_t i = 0; i < count; ++i) jobs[i].recompute = false;
+    for (size_t i = 0; i < count && !any_memory; ++i) {
+      jobs.push_back(jobs[i]);
+      jobs.back().recompute = true;
+    }
+  }
+  const Candidates candidates = BoundAll(jobs, any_memory, &out);
+  for (const Candidate& c : candidates.may) {
+    if (out.best && c.per_sequence() >= PerSequence(*out.best)) break;
+    if (out.simulated >= kMostSimulated) break;
+    SimulateOne(c.job, any_memory, &out);
+  }
+  for (size_t i = 0; i < candidates.cannot.size() && i < kMostThatCannotFit && !out.best; ++i) {
+    const Candidate& c = candidates.cannot[i];
+    if (out.best_over && c.bounds.peak_bytes >= out.best_over->peak_bytes) break;
+    SimulateOne(c.job, any_memory, &out);
   }
   return out;
 }

@@ -91,6 +91,99 @@ TEST(SearchLayouts, SaysWhyNothingCanBe) {
   EXPECT_THAT(search.mistake->what, HasSubstr("do not divide the GPUs"));
 }
 
+// Whatever is given is tried, also what the search would not have thought of.
+TEST(SearchLayouts, TriesEverySizeThatIsGiven) {
+  for (const char* name : {"m", "n"}) {
+    for (int given = 1; given < 16; ++given) {
+      Job base = SmallJob("af-pipe");
+      base.m = base.n = given, base.global_batch = 1024;
+      const LayoutSearch search = SearchLayouts(base, {"p", name, "b", "recompute"}, true);
+      ASSERT_TRUE(search.best) << name << given;
+      EXPECT_EQ(name[0] == 'm' ? search.best->job.m : search.best->job.n, given);
+    }
+  }
+}
+
+TEST(SearchLayouts, FindsAStragglerOfALaterGroup) {
+  Job base = SmallJob("af-pipe");
+  base.p_a = base.p_f = 4;
+  base.stragglers = {{"A3", 1.5, 1}};
+  EXPECT_TRUE(SearchLayouts(base, {"p"}, true).best);
+}
+
+// More workers than int has, and more than there are GPUs: neither may be divided by.
+TEST(SearchLayouts, RefusesLayoutsWithoutAReplica) {
+  Job base = SmallJob("megatron-1f1b");
+  base.p_a = base.m = 65536;
+  EXPECT_THAT(SearchLayouts(base, {"p", "ep"}).mistake->got, HasSubstr("4294967296"));
+  base = SmallJob("af-pipe");
+  base.p_a = base.p_f = 4;
+  base.m = base.n = 100;
+  EXPECT_THAT(SearchLayouts(base, {"p", "m", "n"}).mistake->got, HasSubstr("= 800"));
+  base = SmallJob("dualpipe");
+  base.p_a = 3;
+  base.cluster.gpus = 24;
+  EXPECT_THAT(SearchLayouts(base, {"p"}).mistake->expected, HasSubstr("even"));
+}
+
+// Groups as large as there are experts, or as a node.
+TEST(SearchLayouts, GroupsOfFewExpertsOrSmallNodes) {
+  Job base = SmallJob("megatron-1f1b");
+  base.model.num_experts = base.model.experts_per_token = 4;
+  const LayoutSearch few = SearchLayouts(base, {"p", "v"}, true);
+  ASSERT_TRUE(few.best);
+  EXPECT_EQ(few.best->job.m, 4);
+  base = SmallJob("megatron-1f1b");
+  base.cluster.gpus_per_node = base.cluster.nics_per_node = 2;
+  base.cluster.nic_gbytes_s = 0.01;  // any exchange that leaves the node costs seconds
+  const LayoutSearch small = SearchLayouts(base, {}, true);
+  ASSERT_TRUE(small.best);
+  EXPECT_EQ(small.best->job.m, 2);
+}
+
+// With 64 GB, af-pipe has layouts that fit without recomputation and a faster one that does not.
+TEST(SearchLayouts, RecomputesWhereThatIsFaster) {
+  Job base = SmallJob("af-pipe");
+  base.model = LoadModelShape("gpt-oss-120b");
+  base.cluster = LoadCluster("h800x64");
+  base.cluster.gpu.memory_gb = 64;
+  base.global_batch = 1024;
+  double best[2];
+  for (int recompute : {0, 1}) {
+    base.recompute = recompute != 0;
+    const LayoutSearch search = SearchLayouts(base, {"recompute"});
+    ASSERT_TRUE(search.best);
+    best[recompute] = search.best->tokens_per_gpu;
+  }
+  EXPECT_LT(best[0], best[1]);
+  EXPECT_EQ(SearchLayouts(base, {}).best->tokens_per_gpu, best[1]);
+}
+
+// Where nothing fits, no layout of any number of groups needs less than the one that is shown.
+TEST(SearchLayouts, ShowsTheSmallestWhereNothingFits) {
+  Job base = SmallJob("megatron-1f1b");
+  base.model = LoadModelShape("qwen3-30b-a3b");
+  base.cluster = LoadCluster("h800x8");
+  base.global_batch = 1024;
+  const LayoutSearch search = SearchLayouts(base, {});
+  ASSERT_FALSE(search.best);
+  for (int p : {1, 2, 4, 8}) {
+    base.p_a = p;
+    EXPECT_LE(search.best_over->peak_bytes, SearchLayouts(base, {"p"}).best_over->peak_bytes) << p;
+  }
+}
+
+// A tutel of degree 1 is megatron, so the best tutel is not slower, however many more layouts there are.
+TEST(SearchLayouts, MoreChoicesAreNotWorse) {
+  Job base = SmallJob("megatron-1f1b");
+  base.model = LoadModelShape("qwen3-235b-a22b");
+  base.cluster = LoadCluster("h800x128");
+  base.global_batch = 256;
+  const double plain = SearchLayouts(base, {}, true).best->tokens_per_gpu;
+  base.schedule = "tutel";
+  EXPECT_GE(SearchLayouts(base, {}, true).best->tokens_per_gpu, plain);
+}
+
 // 235 B parameters with 18 bytes each on eight GPUs of 80 GB.
 TEST(SearchLayouts, OutOfMemoryIsAnAnswer) {
   Job base = SmallJob("megatron-1f1b");

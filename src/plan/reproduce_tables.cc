@@ -178,7 +178,7 @@ ClaimTable NeededTable(const Progress& progress) {
 ClaimTable BestLayoutsTable(const Progress& progress) {
   ClaimTable t;
   t.title = "Every schedule with its best layout that fits the memory (nothing fixed but cluster, sequence, batch)";
-  t.calibration = "h800x128, efficiencies as above, 1024 sequences (pools of odd sizes: the nearest batch that divides); dispatch of each system as published; recomputation only where nothing fits without";
+  t.calibration = "h800x128, efficiencies as above, 1024 sequences (pools of odd sizes: the nearest batch that divides); dispatch of each system as published; with or without recomputation";
   t.columns = {"model", "seq", "megatron-1f1b", "megatron-overlap", "dualpipe", "af-pipe", "af-pipe-zb", "best", "af-pipe x 1f1b", "x overlap", "af-pipe's layout"};
   Range plain, overlap;
   for (const std::string& model : kModels) {
