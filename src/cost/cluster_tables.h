@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "cost/cluster_costs.h"
 #include "cost/traffic.h"
 #include "cost/work.h"
@@ -100,6 +101,11 @@ struct ClusterCosts::Tables {
   GroupParams ParamsOf(int group) const;
 };
 
-inline int64_t RoundToInt(double x) { return static_cast<int64_t>(std::llround(x)); }
+// Nanoseconds or bytes: an operation of eleven days, a petabyte, or infinity would overflow a step's sums.
+inline int64_t RoundToInt(double x) {
+  if (std::abs(x) <= 1e15) return static_cast<int64_t>(std::llround(x));
+  throw Error({"an operation too slow or too large to simulate", "model, cluster or settings", "",
+               "at most 1e15 ns and 1e15 bytes each", "a bandwidth or a share of one that is nearly 0?"});
+}
 
 }  // namespace disagmoe

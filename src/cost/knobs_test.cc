@@ -224,6 +224,19 @@ TEST(Knobs, JobsThatCannotBe) {
               HasSubstr("takes too long"));
 }
 
+// A bandwidth of nothing makes a time that no integer holds: refused, not rounded to something.
+TEST(Knobs, NumbersThatOverflow) {
+  for (double ClusterSpec::*bandwidth : {&ClusterSpec::nic_gbytes_s, &ClusterSpec::nvlink_gbytes_s}) {
+    Job job = SmallJob("af-pipe", 2, 4, 4);
+    job.mixed_nodes = true;
+    job.cluster.*bandwidth = 1e-300;
+    EXPECT_THROW(Answer(job), Error);
+  }
+  Job job = SmallJob("af-pipe", 2, 4, 4);
+  job.cluster.gpu.memory_gbytes_s = 1e-300;
+  EXPECT_THROW(Answer(job), Error);
+}
+
 TEST(Knobs, ValuesThatCannotBe) {
   Job job = SmallJob("af-pipe", 2, 4, 4);
   const auto error = [&](const std::string& name, const std::string& value) -> std::string {

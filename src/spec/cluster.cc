@@ -50,7 +50,8 @@ Key Number(Key key, double min, double max, std::string_view help) {
   key.help = help;
   return key;
 }
-Key Share(Key key, std::string_view help) { return Above0(key, 1, help); }
+// Below a thousandth it is a slip, and times come out that nobody waits for.
+Key Share(Key key, std::string_view help) { return Number(key, 1e-3, 1, help); }
 Key Optional(Key key) {
   key.needed = false;
   return key;

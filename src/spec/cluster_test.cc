@@ -105,7 +105,7 @@ TEST(Cluster, SaysWhatIsWrongAndOnWhichLine) {
   EXPECT_THAT(ReadError("topology = \"torus\"\n"), HasSubstr("got \"torus\", expected \"rail\" or \"flat\""));
   EXPECT_THAT(ReadError("nic_gbytes_s = nan\n"), HasSubstr("value not allowed"));
   EXPECT_THAT(ReadError("[efficiency]\ngemm = 1.01\n"),
-              HasSubstr("efficiency.gemm): got 1.01, expected a number above 0, at most 1"));
+              HasSubstr("efficiency.gemm): got 1.01, expected a number from 0.001 to 1"));
   EXPECT_THAT(ReadError("[efficiency]\nm2n = 0\n"), HasSubstr("my.toml:2, efficiency.m2n"));
   EXPECT_THAT(ReadError("spine_oversubscription = 0.5\n"), HasSubstr("from 1"));
   EXPECT_THAT(ReadError("gpus = \n"), AllOf(HasSubstr("not valid TOML"), HasSubstr("my.toml:1")));
