@@ -1,9 +1,11 @@
 // disagmoe simulate MODEL CLUSTER: what each way of training costs.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 
 #include "base/error.h"
 #include "cli/commands.h"
@@ -88,6 +90,7 @@ std::vector<double> ReadExpertLoad(const std::string& path) {
       if (loads.empty() || loads.size() != layers[0].size() || loads.back() < 0) {
         throw Error({"cannot read expert loads", path, "", "as many loads in each layer, none below zero", ""});
       }
+      if (!std::isfinite(sum)) throw Error({"cannot read expert loads", path, "", "loads whose sum is a number", ""});
       if (sum <= 0) continue;  // a dense layer
       out.resize(loads.size());
       for (size_t e = 0; e < loads.size(); ++e) out[e] += loads[e] / sum;
@@ -95,6 +98,7 @@ std::vector<double> ReadExpertLoad(const std::string& path) {
   } catch (const nlohmann::json::exception& e) {
     throw Error({"cannot read expert loads", path, e.what(), "a JSON array of numbers, one an expert", ""});
   }
+  if (out.empty()) throw Error({"cannot read expert loads", path, "zeros alone", "the load of some experts", ""});
   return out;
 }
 
@@ -182,8 +186,8 @@ void PrintHead(const Job& job, int64_t batch) {
   const EfficiencySpec& e = job.cluster.efficiency;
   std::printf("%s on %s (%d x %s), batch of %lld sequences\n", job.model.name.c_str(), job.cluster.name.c_str(),
               job.cluster.gpus, job.cluster.gpu.name.c_str(), static_cast<long long>(batch));
-  std::printf("efficiencies: attention %.2f/%.2f, GEMM %.2f, experts %.2f, all-to-all %.2f, M2N %.2f of the NIC's %g GB/s\n",
-              e.attention_forward, e.attention_backward, e.gemm, e.grouped_gemm, e.all_to_all, e.m2n, job.cluster.nic_gbytes_s);
+  std::printf("efficiencies: attention %.2f/%.2f, GEMM %.2f, experts %.2f; NICs of %g GB/s\n", e.attention_forward,
+              e.attention_backward, e.gemm, e.grouped_gemm, job.cluster.nic_gbytes_s);
 }
 
 const char* DedupName(Dedup d) { return d == Dedup::kExpert ? "expert" : d == Dedup::kWorker ? "worker" : "node"; }
@@ -212,13 +216,18 @@ void PrintRow(const Evaluation& e, int64_t batch, const Evaluation* plain, const
     if (base) std::snprintf(text, sizeof text, "%5.2fx", e.tokens_per_gpu / base->tokens_per_gpu);
     return std::string(text);
   };
+  const EfficiencySpec& efficiency = e.job.cluster.efficiency;
+  char network[40];
+  std::snprintf(network, sizeof network, e.job.colocated() ? "all-to-all %.2f" : "M2N %.2f",
+                e.job.colocated() ? efficiency.all_to_all : efficiency.m2n);
   // Pools of odd sizes have the nearest batch that divides.
   const std::string own = e.job.global_batch == batch ? "" : ", batch " + std::to_string(e.job.global_batch);
-  std::printf("%-16s %9.3f %7.0f %6.0f %5.1f | %4.0f %4.0f %4.0f %4.0f | %5s | %5.2f | %s %s | %s%s%s; a row per %s\n",
+  std::printf("%-16s %9.3f %7.0f %6.0f %5.1f | %4.0f %4.0f %4.0f %4.0f | %5s | %5.2f | %s %s | %s%s%s; a row per "
+              "%s, %s; %s\n",
               e.job.schedule.c_str(), e.step_seconds, e.tokens_per_gpu, e.tflops_per_gpu, 100 * e.mfu, 100 * e.compute,
               100 * e.overlapped, 100 * e.exposed, 100 * e.bubble, Gb(e.peak_bytes).c_str(), e.over_limit(),
               times(plain).c_str(), times(overlap).c_str(), LayoutText(e).c_str(), own.c_str(), e.fits ? "" : "; OUT OF MEMORY",
-              DedupName(e.job.dedup));
+              DedupName(e.job.dedup), network, e.sim.limit.c_str());
   if (!e.fits) PrintOutOfMemory(e.class_names[e.fullest], e.sim.memory[e.fullest]);
 }
 
@@ -247,7 +256,14 @@ void PrintWorkers(const Evaluation& e) {
   std::printf("    limit: %s, %.3f s\n", e.sim.limit.c_str(), Seconds(e.sim.limit_ns));
 }
 
-Evaluation Find(const SimulateArguments& a, const Job& base, const std::string& name, int* tried) {
+// What a schedule can do: its best layout, or why there is none.
+struct Row {
+  std::string schedule;
+  std::optional<Evaluation> e;
+  ErrorParts why;
+};
+
+Row Find(const SimulateArguments& a, const Job& base, const std::string& name) {
   Job job = base;
   job.schedule = name;
   CheckName(job);
@@ -255,12 +271,48 @@ Evaluation Find(const SimulateArguments& a, const Job& base, const std::string& 
   Fixed fixed;
   ApplySettings(a, &job, &fixed);
   LayoutSearch search = SearchLayouts(job, fixed, a.any_memory);
-  *tried = search.simulated;
-  if (search.best) return *search.best;
-  if (search.best_over) return *search.best_over;
-  if (search.mistake) throw Error(*search.mistake);
-  throw Error({"no layout can be", "schedule " + name, std::to_string(search.considered) + " layouts tried",
-               "one whose groups and replicas use all GPUs, with a batch that divides", "fewer --set, another batch, or --any-memory"});
+  if (search.best) return {name, std::move(search.best), {}};
+  if (search.best_over) return {name, std::move(search.best_over), {}};
+  if (search.mistake) return {name, std::nullopt, *search.mistake};
+  return {name, std::nullopt,
+          {"no layout can be", "schedule " + name, std::to_string(search.considered) + " layouts tried",
+           "one whose groups and replicas use all GPUs, with a batch that divides",
+           "two pools need two GPUs; fewer --set, another batch, or --any-memory"}};
+}
+
+// Of the rows that have a layout.
+const Evaluation* Of(const std::vector<Row>& rows, const std::string& schedule) {
+  for (const Row& row : rows) {
+    if (row.schedule == schedule && row.e) return &*row.e;
+  }
+  return nullptr;
+}
+
+void PrintTable(const SimulateArguments& a, const Job& base, const std::vector<Row>& rows, bool first) {
+  int64_t batch = 0;
+  for (const Row& row : rows) {
+    if (!row.e) continue;
+    batch = batch == 0 || batch == row.e->job.global_batch ? row.e->job.global_batch : base.global_batch;
+  }
+  if (first) PrintHead(base, batch);
+  std::printf("\n%-26s tok/s/  TFLOP        |  of the step, %%     |  peak | over  | against plain  |\n",
+              (std::to_string(base.seq_length) + " tokens a sequence").c_str());
+  std::printf("%-16s %9s %7s %6s %5s | %4s %4s %4s %4s | %5s | %5s | %6s %6s | %s\n", "schedule", "step s", "GPU", "/s/GPU",
+              "MFU%", "comp", "over", "exp", "bub", "GB", "limit", "1f1b", "ovlap", "layout; dispatch and its "
+              "efficiency; limit");
+  // What does not fit is no baseline, unless it was asked for.
+  const auto baseline = [&](const char* name) {
+    const Evaluation* e = Of(rows, name);
+    return e && (e->fits || a.any_memory) ? e : nullptr;
+  };
+  for (const Row& row : rows) {
+    if (!row.e) {
+      std::printf("%-16s cannot: %s\n", row.schedule.c_str(), Error(row.why).what());
+      continue;
+    }
+    PrintRow(*row.e, batch, baseline("megatron-1f1b"), baseline("megatron-overlap"));
+    if (a.workers) PrintWorkers(*row.e);
+  }
 }
 
 void WriteTrace(const std::string& path, const Evaluation& found) {
@@ -298,34 +350,19 @@ int SimulateCommand(const SimulateArguments& a) {
   bool any = false;
   for (size_t i = 0; i < sequences.size(); ++i) {
     base.seq_length = sequences[i];
-    std::vector<Evaluation> rows;
-    std::vector<int> tried(schedules.size());
-    for (size_t k = 0; k < schedules.size(); ++k) rows.push_back(Find(a, base, schedules[k], &tried[k]));
-    const Evaluation* plain = nullptr;
-    const Evaluation* overlap = nullptr;
-    for (const Evaluation& e : rows) {
-      if (e.job.schedule == "megatron-1f1b") plain = &e;
-      if (e.job.schedule == "megatron-overlap") overlap = &e;
-      any |= e.fits;
+    std::vector<Row> rows;
+    for (const std::string& name : schedules) rows.push_back(Find(a, base, name));
+    const bool none = std::none_of(rows.begin(), rows.end(), [](const Row& row) { return row.e.has_value(); });
+    if (none) throw Error(rows[0].why);
+    if (!a.trace.empty()) WriteTrace(a.trace, *rows[0].e);
+    for (const Row& row : rows) {
+      any |= row.e && row.e->fits;
+      if (!a.json) continue;
+      json.push_back(row.e ? ToJson(*row.e)
+                           : ordered_json{{"schedule", row.schedule}, {"seq_length", base.seq_length},
+                                          {"error", ordered_json::parse(ErrorJson(row.why))}});
     }
-    if (!a.trace.empty()) WriteTrace(a.trace, rows[0]);
-    if (a.json) {
-      for (const Evaluation& e : rows) json.push_back(ToJson(e));
-      continue;
-    }
-    int64_t batch = rows[0].job.global_batch;
-    for (const Evaluation& e : rows) {
-      if (e.job.global_batch != batch) batch = base.global_batch;
-    }
-    if (i == 0) PrintHead(rows[0].job, batch);
-    std::printf("\n%lld tokens a sequence%*s tok/s/  TFLOP        |  of the step, %%     |  peak | over  | against plain  |\n",
-                static_cast<long long>(sequences[i]), 0, "");
-    std::printf("%-16s %9s %7s %6s %5s | %4s %4s %4s %4s | %5s | %5s | %6s %6s | %s\n", "schedule", "step s", "GPU", "/s/GPU",
-                "MFU%", "comp", "over", "exp", "bub", "GB", "limit", "1f1b", "ovlap", "layout");
-    for (const Evaluation& e : rows) {
-      PrintRow(e, batch, plain, overlap);
-      if (a.workers) PrintWorkers(e);
-    }
+    if (!a.json) PrintTable(a, base, rows, i == 0);
   }
   if (a.json) std::puts(json.dump(1).c_str());
   return any ? 0 : 1;

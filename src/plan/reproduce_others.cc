@@ -83,7 +83,9 @@ double LastStart(const Schedule& s, double transfer) {
 ClaimTable BubbleTable(const Progress&) {
   ClaimTable t;
   t.title = "Warm-up bubble (published: B_AF a quarter of B_base with L = 1, T_a = T_f, T_M2N = T_a2a, T_p2p = 0)";
-  t.calibration = "v = 1, T_a = T_f = 1, T_M2N = T_a2a = x; formulas of system.md section 5 as printed, and when the last position of the schedules starts in the simulator (af-pipe: p = PP / 2 groups of each pool; 1F1B: PP groups with a layer each, its exchanges exposed)";
+  t.calibration = "v = 1, T_a = T_f = 1, T_M2N = T_a2a = x; formulas of system.md section 5 as printed, and when "
+                  "the last position of the schedules starts in the simulator (af-pipe: p = PP / 2 groups of each "
+                  "pool; 1F1B: PP groups with a layer each, its exchanges exposed)";
   t.columns = {"PP", "x", "B_base printed", "B_AF printed", "ratio", "1F1B starts", "af-pipe starts", "(R-1)(T+x)", "ratio"};
   for (const int pp : {4, 8}) {
     for (const double x : {0.0, 0.5, 1.0}) {
@@ -99,7 +101,8 @@ ClaimTable BubbleTable(const Progress&) {
                         Text("%.1f", one), Text("%.1f", two), Text("%.1f", WarmUpAf(pp, times)), Text("%.2f", two / one)});
     }
   }
-  t.verdict = "as printed the ratio is 1/4; the schedules give 1/2: an af-pipe position is half a layer, and each costs its transfer whole. No "
+  t.verdict = "as printed the ratio is 1/4; the schedules give 1/2: an af-pipe position is half a layer, and each "
+              "costs its transfer whole. No "
               "event model yields the further factor 1/2 of B_AF.";
   return t;
 }
@@ -108,8 +111,10 @@ ClaimTable OtherRunsTable(const Progress& progress) {
   ClaimTable t;
   t.title = "Published runs of Megatron on H100 (not about this system)";
   t.calibration = Efficiencies(MakeJob("qwen3-30b-a3b", "h100x16", "megatron-1f1b", 4096)) +
-                  "; nothing fitted. Both kinds of dispatch are shown where the run's is not published. Sources: Megatron-Bridge pulls 5094 "
-                  "(HybridEP: a row per node; seconds a step) and 3862 (all-to-all dispatcher, permutation not fused; seconds a step); Megatron-Core's Qwen3-235B on 256 H100 (TFLOP/s per GPU).";
+                  "; nothing fitted. Both kinds of dispatch are shown where the run's is not published. Sources: "
+                  "Megatron-Bridge pulls 5094 "
+                  "(HybridEP: a row per node; seconds a step) and 3862 (all-to-all dispatcher, permutation not "
+                  "fused; seconds a step); Megatron-Core's Qwen3-235B on 256 H100 (TFLOP/s per GPU).";
   t.columns = {"run", "a row per", "plain", "ours", "speed off", "overlap", "ours", "speed off", "gain", "ours"};
   progress("  qwen3-30b-a3b on 16 H100");
   Job job = MakeJob("qwen3-30b-a3b", "h100x16", "megatron-1f1b", 4096);
@@ -130,9 +135,11 @@ ClaimTable OtherRunsTable(const Progress& progress) {
   for (const bool node : {false, true}) {
     AddRun({"Qwen3-235B, 256 H100, EP 32 PP 8, TFLOP/s", node ? Dedup::kNode : Dedup::kExpert, node ? "node" : "expert", 245, 276, true}, job, all, &t);
   }
-  t.verdict = Text("delaying weight gradients gains %.1f %% in the first run (published: nothing). The gain of overlap comes out there; speeds are ours high: ",
+  t.verdict = Text("delaying weight gradients gains %.1f %% in the first run (published: nothing). The gain of "
+                   "overlap comes out there; speeds are ours high: ",
                    100 * (direct / delayed - 1)) +
-              "see \"speed off\". The second run's permutation kernels were not fused, which is not modelled; tensor parallelism 2 of the third (halved slices and more sends) neither.";
+              "see \"speed off\". The second run's permutation kernels were not fused, which is not modelled; "
+              "tensor parallelism 2 of the third (halved slices and more sends) neither.";
   return t;
 }
 

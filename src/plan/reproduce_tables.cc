@@ -101,10 +101,13 @@ Evaluation TwoPools(Job job, int p, int m, int n) {
 
 ClaimTable SpeedUpTable(const Progress& progress) {
   ClaimTable t;
-  t.title = "Against the baselines, 128 H800 (published: 1.59 to 1.81 x Megatron 1F1B; 1.2 to 1.5 x Tutel and Comet; 1.05 to 1.13 x DualPipe)";
+  t.title = "Against the baselines, 128 H800 (published: 1.59 to 1.81 x Megatron 1F1B; 1.2 to 1.5 x Tutel and "
+            "Comet; 1.05 to 1.13 x DualPipe)";
   t.calibration = Efficiencies(MakeJob(kModels[0], "h800x128", "af-pipe", 4096)) +
-                  "; 1024 sequences a step; baselines EP 16 over two nodes and PP 8, best v and b; af-pipe p = 4 groups of 16 + 16 on nodes "
-                  "of their own, best b and q. Megatron, Tutel and Comet send a row per expert, DualPipe (DeepEP) per node, af-pipe per "
+                  "; 1024 sequences a step; baselines EP 16 over two nodes and PP 8, best v and b; af-pipe p = 4 "
+                  "groups of 16 + 16 on nodes "
+                  "of their own, best b and q. Megatron, Tutel and Comet send a row per expert, DualPipe (DeepEP) "
+                  "per node, af-pipe per "
                   "worker. Memory does not limit anybody (see the memory table).";
   t.columns = kSpeedUpColumns;
   Range plain, overlap, cut, dual;
@@ -122,7 +125,8 @@ ClaimTable SpeedUpTable(const Progress& progress) {
   }
   t.verdict = "ours " + plain.Print() + " x megatron-1f1b, " + overlap.Print() + " x megatron-overlap, " + cut.Print() +
               " x Tutel and Comet, " + dual.Print() +
-              " x DualPipe. The claims do not come out at equal efficiencies of M2N and all-to-all (see what they would need): pools on nodes of their "
+              " x DualPipe. The claims do not come out at equal efficiencies of M2N and all-to-all (see what they "
+              "would need): pools on nodes of their "
               "own send every copy over NICs, the baselines half of them, and the head lengthens one F-group.";
   return t;
 }
@@ -153,7 +157,8 @@ ClaimTable SpeedUpEqualTable(const Progress& progress) {
 ClaimTable NeededTable(const Progress& progress) {
   ClaimTable t;
   t.title = "What the speed-up over Megatron would need: the baseline's all-to-all against M2N";
-  t.calibration = "as in the speed-up table, 8K, M2N at 0.80 of the NIC; columns: efficiency of the baseline's all-to-all (DeepEP's first version reached 0.43 through the NIC at EP 16, its second 0.9)";
+  t.calibration = "as in the speed-up table, 8K, M2N at 0.80 of the NIC; columns: efficiency of the baseline's "
+                  "all-to-all (DeepEP's first version reached 0.43 through the NIC at EP 16, its second 0.9)";
   t.columns = {"model", "a row per", "0.80", "0.60", "0.43", "0.30", "0.20"};
   std::string first;
   for (const std::string& model : kModels) {
@@ -170,15 +175,18 @@ ClaimTable NeededTable(const Progress& progress) {
       t.rows.push_back(row);
     }
   }
-  t.verdict = "the published 1.59 to 1.81 x appear where the baseline's all-to-all gets a quarter to a half of the bandwidth that M2N gets. M2N sends "
-              "every copy over NICs, EP 16 over two nodes half of them, so at equal efficiency M2N carries twice the bytes (schedule.md section 6: kappa = all-to-all / (0.5 M2N)).";
+  t.verdict = "the published 1.59 to 1.81 x appear where the baseline's all-to-all gets a quarter to a half of the "
+              "bandwidth that M2N gets. M2N sends "
+              "every copy over NICs, EP 16 over two nodes half of them, so at equal efficiency M2N carries twice "
+              "the bytes (schedule.md section 6: kappa = all-to-all / (0.5 M2N)).";
   return t;
 }
 
 ClaimTable BestLayoutsTable(const Progress& progress) {
   ClaimTable t;
   t.title = "Every schedule with its best layout that fits the memory (nothing fixed but cluster, sequence, batch)";
-  t.calibration = "h800x128, efficiencies as above, 1024 sequences (pools of odd sizes: the nearest batch that divides); dispatch of each system as published; with or without recomputation";
+  t.calibration = "h800x128, efficiencies as above, 1024 sequences (pools of odd sizes: the nearest batch that "
+                  "divides); dispatch of each system as published; with or without recomputation";
   t.columns = {"model", "seq", "megatron-1f1b", "megatron-overlap", "dualpipe", "af-pipe", "af-pipe-zb", "best", "af-pipe x 1f1b", "x overlap", "af-pipe's layout"};
   Range plain, overlap;
   for (const std::string& model : kModels) {
@@ -219,7 +227,8 @@ ClaimTable BestLayoutsTable(const Progress& progress) {
 
 ClaimTable ExposedTable(const Progress&) {
   ClaimTable t;
-  t.title = "Exposed communication removed, DeepSeek-MoE, 8K (published: 88 % against Tutel, 75 % Comet, 45 % DualPipe)";
+  t.title = "Exposed communication removed, DeepSeek-MoE, 8K (published: 88 % against Tutel, 75 % Comet, 45 % "
+            "DualPipe)";
   t.calibration = "as in the speed-up table; exposed seconds a step, mean over workers";
   t.columns = {"against", "published", "its exposed s", "af-pipe's", "removed"};
   const Comparison c = Compare("deepseek-moe", 8192, std::nullopt);
@@ -233,15 +242,19 @@ ClaimTable ExposedTable(const Progress&) {
     t.rows.push_back({row.name, row.published, Text("%.3f", exposed(*row.e)), Text("%.3f", exposed(c.af)),
                       PerCent(1 - exposed(c.af) / exposed(*row.e))});
   }
-  t.verdict = "what af-pipe exposes here is waiting for M2N behind other transfers of the same NIC: with disjoint nodes every copy goes over "
+  t.verdict = "what af-pipe exposes here is waiting for M2N behind other transfers of the same NIC: with disjoint "
+              "nodes every copy goes over "
               "it, twice what EP 16 over two nodes sends.";
   return t;
 }
 
 ClaimTable SplitTable(const Progress& progress) {
   ClaimTable t;
-  t.title = "Attention and FFN GPUs, NICs fixed at 16:16 (published: best 16:16 at 4K; 16:10 at 16K, 1.56 x Megatron, 1.29 x the 16:16 split; 16:8 and 8:16 about 1 x)";
-  t.calibration = "h800 preset, p = 1, 256 sequences, tokens per second and GPU relative to megatron-1f1b / megatron-overlap on 32 GPUs (EP 16, PP 2; a row per expert, af-pipe per worker; efficiencies equal); memory not limiting";
+  t.title = "Attention and FFN GPUs, NICs fixed at 16:16 (published: best 16:16 at 4K; 16:10 at 16K, 1.56 x "
+            "Megatron, 1.29 x the 16:16 split; 16:8 and 8:16 about 1 x)";
+  t.calibration = "h800 preset, p = 1, 256 sequences, tokens per second and GPU relative to megatron-1f1b / "
+                  "megatron-overlap on 32 GPUs (EP 16, PP 2; a row per expert, af-pipe per worker; efficiencies "
+                  "equal); memory not limiting";
   t.columns = {"model", "seq", "16:16", "16:12", "16:10", "16:8", "8:16", "best"};
   for (const std::string& model : kModels) {
     for (int64_t seq : {4096, 16384}) {
@@ -271,8 +284,10 @@ ClaimTable SplitTable(const Progress& progress) {
       t.rows.push_back(row);
     }
   }
-  t.verdict = "partly. With longer sequences the optimum moves towards attention, and at 16K fewer FFN GPUs than 16 are best (16:12, then 16:10) "
-              "where attention is heavy, with about the published gain over Megatron but less over the 16:16 split. 16:16 at 4K is not best here: 8:16 is, "
+  t.verdict = "partly. With longer sequences the optimum moves towards attention, and at 16K fewer FFN GPUs than 16 "
+              "are best (16:12, then 16:10) "
+              "where attention is heavy, with about the published gain over Megatron but less over the 16:16 split. "
+              "16:16 at 4K is not best here: 8:16 is, "
               "because the NICs of the GPUs left out stay and M2N is what limits; the paper has it at about 1 x.";
   return t;
 }
@@ -280,7 +295,9 @@ ClaimTable SplitTable(const Progress& progress) {
 ClaimTable TopkTable(const Progress& progress) {
   ClaimTable t;
   t.title = "Top-k and EP size (published: 1.08 to 1.92 x Megatron, growing with both)";
-  t.calibration = "as in the speed-up table; DeepSeek-MoE with its k changed, 8K, 64 GPUs; EP over 1, 2, 4 nodes and PP for the rest; speed-up over megatron-1f1b / megatron-overlap; af-pipe p = 64 / (2 EP) groups of EP + EP";
+  t.calibration = "as in the speed-up table; DeepSeek-MoE with its k changed, 8K, 64 GPUs; EP over 1, 2, 4 nodes "
+                  "and PP for the rest; speed-up over megatron-1f1b / megatron-overlap; af-pipe p = 64 / (2 EP) "
+                  "groups of EP + EP";
   t.columns = {"top-k", "EP 8", "EP 16", "EP 32"};
   Range range;
   for (int k : {2, 4, 8, 16}) {
@@ -301,15 +318,18 @@ ClaimTable TopkTable(const Progress& progress) {
     }
     t.rows.push_back(row);
   }
-  t.verdict = "partly: ours " + range.Print() + " x megatron-1f1b. It grows with EP, as published, because the baseline's share of copies that leave a node "
-              "grows (at EP 8 nothing leaves it); with k only up to where M2N's own bytes grow as fast. Never above megatron-overlap.";
+  t.verdict = "partly: ours " + range.Print() + " x megatron-1f1b. It grows with EP, as published, because the "
+                        "baseline's share of copies that leave a node "
+              "grows (at EP 8 nothing leaves it); with k only up to where M2N's own bytes grow as fast. Never above "
+              "megatron-overlap.";
   return t;
 }
 
 ClaimTable VirtualStagesTable(const Progress&) {
   ClaimTable t;
   t.title = "Virtual stages at fixed p (published: throughput grows with v up to 16, above that out of memory)";
-  t.calibration = "h800 preset, DeepSeek-MoE cut or stretched to L = 4 v layers, p = 4 groups of 16 + 16, 8K, b = 1, 16 micro-batches of 16 sequences";
+  t.calibration = "h800 preset, DeepSeek-MoE cut or stretched to L = 4 v layers, p = 4 groups of 16 + 16, 8K, b = "
+                  "1, 16 micro-batches of 16 sequences";
   t.columns = {"v", "layers", "MFU", "bubble", "peak GB", "fits 80 GB"};
   double last = 0;
   bool grows = true;
@@ -328,7 +348,8 @@ ClaimTable VirtualStagesTable(const Progress&) {
     last = e.mfu;
     if (e.fits) most = v;
   }
-  t.verdict = Text("throughput %s with v; the largest v that fits is %d (it depends on sequence length and batch, which were not published).",
+  t.verdict = Text("throughput %s with v; the largest v that fits is %d (it depends on sequence length and batch, "
+                   "which were not published).",
                    grows ? "grows" : "does not always grow", most);
   return t;
 }
@@ -362,7 +383,8 @@ LayerShares OneLayer(const Job& job) {
 ClaimTable AllToAllShareTable(const Progress&) {
   ClaimTable t;
   t.title = "All-to-all share of an MoE layer, EP over 1 to 8 nodes (published: 22 % to 78 %, model not named)";
-  t.calibration = "h800 preset, megatron-1f1b (a row per expert), 4K, b = 1; share of dispatch, experts and combine, forward and backward";
+  t.calibration = "h800 preset, megatron-1f1b (a row per expert), 4K, b = 1; share of dispatch, experts and "
+                  "combine, forward and backward";
   t.columns = {"model", "EP 8", "EP 16", "EP 32", "EP 64"};
   Range one, eight;
   for (const std::string& model : kModels) {
@@ -386,7 +408,8 @@ ClaimTable AllToAllShareTable(const Progress&) {
 ClaimTable SharesTable(const Progress&) {
   ClaimTable t;
   t.title = "Qwen3-235B on 8 nodes: shares of the step, and what hiding communication alone can gain";
-  t.calibration = "h800 preset, megatron-1f1b with EP 64, a row per expert; one layer's computation and exchanges, forward and backward, without bubbles. Bound: 1 / max(computation, communication)";
+  t.calibration = "h800 preset, megatron-1f1b with EP 64, a row per expert; one layer's computation and exchanges, "
+                  "forward and backward, without bubbles. Bound: 1 / max(computation, communication)";
   t.columns = {"seq", "attention (published)", "FFN (published)", "communication (published)", "bound (published)", "attention / half of comm. (published)", "FFN / half of comm. (published)"};
   const struct {
     int64_t seq;
@@ -408,14 +431,15 @@ ClaimTable SharesTable(const Progress&) {
                       with(1 - compute, p.attention > 0 ? 1 - p.attention - p.ffn : 0),
                       Times(1 / std::max(compute, 1 - compute)) + " (" + p.bound + ")", ratio(x.attention, p.attention), ratio(x.ffn, p.ffn)});
   }
-  t.verdict = "FFN against communication comes out (0.68, published 0.73 and 0.78); attention takes about half of the published time here, so its kernels or what is "
-              "counted with them (permutation, routing) were slower than FlashAttention-3's figures. The published bounds are 1 / max(share of communication, share of "
+  t.verdict = "FFN against communication comes out (0.68, published 0.73 and 0.78); attention takes about half of "
+              "the published time here, so its kernels or what is "
+              "counted with them (permutation, routing) were slower than FlashAttention-3's figures. The published "
+              "bounds are 1 / max(share of communication, share of "
               "computation) of the published shares; ours follow from ours.";
   return t;
 }
 
 namespace {
-
 // The fullest worker's bytes: of the state alone, and of a step with the smallest round and recomputation.
 struct Fullest {
   std::string split;
@@ -434,14 +458,16 @@ Fullest FullestOf(int gpus, int m, bool head_on_attention) {
   for (const ClassMemory& x : e.sim.memory) out.state = std::max(out.state, static_cast<double>(x.static_bytes) * 1e-9);
   return out;
 }
-
 }  // namespace
 
 ClaimTable MemoryTable(const Progress&) {
   ClaimTable t;
-  t.title = "Memory of Qwen3-235B with Adam in fp32 (18 B a parameter) in two pools (schedule.md section 6: fits 64 x 80 GB in no split)";
-  t.calibration = "weights 2 B, gradients 4 B, master weight and moments 12 B a parameter, optimizer sharded over all holders, 6 GB of each GPU "
-                  "reserved; p = 1; a step of four micro-batches of a 4K sequence for each attention worker, rounds of 2, recomputation";
+  t.title = "Memory of Qwen3-235B with Adam in fp32 (18 B a parameter) in two pools (schedule.md section 6: fits 64 "
+            "x 80 GB in no split)";
+  t.calibration = "weights 2 B, gradients 4 B, master weight and moments 12 B a parameter, optimizer sharded over "
+                  "all holders, 6 GB of each GPU "
+                  "reserved; p = 1; a step of four micro-batches of a 4K sequence for each attention worker, rounds "
+                  "of 2, recomputation";
   t.columns = {"GPUs", "split", "GB of state on the fullest worker", "GB in a step", "fits 80 GB"};
   std::map<int, bool> any;
   for (int gpus : {64, 128}) {
@@ -463,8 +489,10 @@ ClaimTable MemoryTable(const Progress&) {
       t.rows.push_back({std::to_string(gpus), what + f.split, Text("%.1f", f.state), Text("%.1f", f.step), f.step <= 80 ? "yes" : "no"});
     }
   }
-  t.verdict = std::string(any[64] ? "some split fits 64 GPUs" : "of all splits, with the head on either side, none fits 64 GPUs") +
-              ", as published. On 128 the experts' state (227 B parameters x 18 B) fills most of an FFN pool of half the GPUs; the published "
+  t.verdict = std::string(any[64] ? "some split fits 64 GPUs" : "of all splits, with the head on either side, none "
+              "fits 64 GPUs") +
+              ", as published. On 128 the experts' state (227 B parameters x 18 B) fills most of an FFN pool of "
+              "half the GPUs; the published "
               "runs of 94 layers must have kept less state or offloaded it: the paper does not say.";
   return t;
 }
