@@ -85,6 +85,11 @@ Schedule FromSettings(const ScheduleName& name, const std::vector<std::string>& 
     }
     key->second(value);
   }
+  if (int64_t{placement.num_layers} * options.num_micro_batches > 1'000'000) {
+    throw Error({"a schedule too large to print", name.name,
+                 std::to_string(placement.num_layers) + " layers, " + std::to_string(options.num_micro_batches) + " micro-batches",
+                 "at most a million of both multiplied", ""});
+  }
   Schedule schedule = Generate(name.name, placement, options);
   ValidateSchedule(schedule);
   return schedule;
