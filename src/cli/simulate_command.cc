@@ -110,6 +110,8 @@ std::string Gb(int64_t bytes) {
 
 double Seconds(int64_t ns) { return static_cast<double>(ns) * 1e-9; }
 
+const char* DedupName(Dedup d) { return d == Dedup::kExpert ? "expert" : d == Dedup::kWorker ? "worker" : "node"; }
+
 ordered_json WorkersJson(const Evaluation& e) {
   ordered_json out = ordered_json::array();
   for (size_t c = 0; c < e.classes.size(); ++c) {
@@ -178,7 +180,7 @@ ordered_json ToJson(const Evaluation& e) {
           {"limit_ns", e.sim.limit_ns},
           {"all_to_all_efficiency", j.cluster.efficiency.all_to_all},
           {"m2n_efficiency", j.colocated() ? ordered_json() : ordered_json(j.cluster.efficiency.m2n)},
-          {"dedup", j.dedup == Dedup::kExpert ? "expert" : j.dedup == Dedup::kWorker ? "worker" : "node"},
+          {"dedup", DedupName(j.dedup)},
           {"workers", WorkersJson(e)}};
 }
 
@@ -189,8 +191,6 @@ void PrintHead(const Job& job, int64_t batch) {
   std::printf("efficiencies: attention %.2f/%.2f, GEMM %.2f, experts %.2f; NICs of %g GB/s\n", e.attention_forward,
               e.attention_backward, e.gemm, e.grouped_gemm, job.cluster.nic_gbytes_s);
 }
-
-const char* DedupName(Dedup d) { return d == Dedup::kExpert ? "expert" : d == Dedup::kWorker ? "worker" : "node"; }
 
 // When it first has too little memory.
 std::string OverText(const ClassMemory& m) {

@@ -6,7 +6,6 @@
 #include "base/error.h"
 #include "schedule/event_model_for_tests.h"
 #include "schedule/order.h"
-#include "schedule/order.h"
 #include "schedule/schedule.h"
 
 namespace disagmoe {

@@ -5,9 +5,8 @@
 // distance: part i is what goes to and comes from the workers i groups away, part 0 what stays in the own group. Its
 // communication stream sends all parts out, S0 S1 ..., and then all results back, R0 R1 ...; the experts work on part i
 // as soon as it is there, C0 C1 ... That is an order of parts within one layer and micro-batch, the same forward and
-// backward: options.parts is the number of worker groups (standard 4: 16 workers). Parts are not equal here: part 0
-// stays on a node where groups are nodes, which the cost of each part must say. The pipeline around it is
-// megatron-1f1b.
+// backward: options.parts is the number of worker groups (standard 4: 16 workers). FasterMoE's parts are not equal (part
+// 0 stays on a node where groups are nodes); ClusterCosts cuts them evenly. The pipeline around it is megatron-1f1b.
 //
 // Shadowing changes no order. A hot expert's weights are sent to every worker, its tokens stay where they are, and its
 // gradients are summed afterwards: the loads and the bytes of the costs follow from it.

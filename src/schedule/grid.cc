@@ -48,11 +48,11 @@ int64_t StartOf(const Schedule& s, const Timing& t, const Op& op, int64_t free, 
 Timing TimesOf(const Schedule& s, int64_t transfer) {
   Timing t(s);
   std::vector<int64_t> free(s.groups.size());
-  std::vector<int> todo;
-  for (size_t g = 0; g < s.groups.size(); ++g) todo.push_back(static_cast<int>(g));
-  while (!todo.empty()) {
-    const int g = todo.back();
-    todo.pop_back();
+  std::vector<int> pending;
+  for (size_t g = 0; g < s.groups.size(); ++g) pending.push_back(static_cast<int>(g));
+  while (!pending.empty()) {
+    const int g = pending.back();
+    pending.pop_back();
     const std::vector<Op>& list = s.groups[g].compute;
     for (; t.next[g] < list.size(); ++t.next[g]) {
       const Op& op = list[t.next[g]];
@@ -62,7 +62,7 @@ Timing TimesOf(const Schedule& s, int64_t transfer) {
       t.end[t.ids(op)] = free[g] = start + Duration(s, op);
       t.total = std::max(t.total, free[g]);
       const TransferRange sends = SendsAfter(s, op);
-      for (int i = 0; i < sends.count; ++i) todo.push_back(ReceiverOf(s, sends[i]));
+      for (int i = 0; i < sends.count; ++i) pending.push_back(ReceiverOf(s, sends[i]));
     }
   }
   return t;
