@@ -1,9 +1,12 @@
-// Jobs of tests: a small model on a cluster of round figures, and published models on h800.
+// Jobs of tests, with their costs: a small model on a cluster of round figures, and published models on h800.
 #pragma once
 
 #include <string>
+#include <utility>
 
+#include "cost/cluster_costs.h"
 #include "cost/job.h"
+#include "schedule/ready.h"
 
 namespace disagmoe {
 
@@ -73,5 +76,34 @@ inline Job QwenJob(const std::string& schedule, const std::string& cluster, int 
   job.global_batch = int64_t{16} * job.replicas() * m;
   return job;
 }
+
+inline constexpr OpKind kF = OpKind::kForward, kB = OpKind::kBackward, kW = OpKind::kWeight;
+inline constexpr OpKind kSendF = OpKind::kSendForward, kSendB = OpKind::kSendBackward;
+
+// A job with its schedule and costs.
+struct Costed {
+  Job job;
+  Schedule schedule;
+  ClusterCosts costs;
+  explicit Costed(const Job& j) : job(j), schedule(ScheduleOf(job)), costs(job, schedule) { CheckJob(job); }
+  Costed(const Job& j, const Schedule& s) : job(j), schedule(s), costs(job, schedule) {}
+  // The classes of a group, [first, last).
+  std::pair<int, int> ClassesOf(int group) const {
+    int first = 0;
+    while (costs.classes()[first].group != group) ++first;
+    int last = first;
+    while (last < static_cast<int>(costs.classes().size()) && costs.classes()[last].group == group) ++last;
+    return {first, last};
+  }
+  int ClassOf(const Op& op) const { return ClassesOf(GroupOf(schedule, op)).first; }
+  int64_t Ns(OpKind kind, int stage, int part = 0) const {
+    const Op op{kind, stage, 0, part};
+    return costs.ComputeNs(op, ClassOf(op));
+  }
+  TransferCost Send(OpKind kind, int boundary, bool sending = true, int part = 0) const {
+    const Op op{kind, boundary, 0, part};
+    return costs.Transfer(op, ClassesOf(sending ? SenderOf(schedule, op) : ReceiverOf(schedule, op)).first, sending);
+  }
+};
 
 }  // namespace disagmoe
