@@ -30,8 +30,9 @@ struct Job {
   int64_t global_batch = 1024;  // sequences a step, on the whole cluster
   int sequences = 1;            // of an attention worker in a micro-batch, b
 
-  // Layout of one pipeline; the rest of the cluster holds data-parallel replicas of it.
+  // Layout of one pipeline; the rest of the cluster holds data-parallel replicas of it, but for those left unused.
   int p_a = 1, p_f = 1, m = 1, n = 1;  // colocated: p_a groups of m
+  int idle_gpus = 0;                   // left unused; a GPU's tokens and MFU count them
   int virtual_stages = 1;              // colocated
   bool head_on_attention = false;      // two pools
   int round = 0;                       // q; 0 = chosen
@@ -64,7 +65,7 @@ struct Job {
 
   bool colocated() const;
   int64_t workers() const { return int64_t{p_a} * m + (colocated() ? 0 : int64_t{p_f} * n); }  // of a replica
-  int replicas() const { return static_cast<int>(cluster.gpus / workers()); }
+  int replicas() const { return static_cast<int>((cluster.gpus - idle_gpus) / workers()); }
   int64_t micro_batches() const { return global_batch / (int64_t{replicas()} * m * sequences); }
   bool uneven() const { return routing_skew > 0 || !expert_load.empty(); }
   // Computation of one group goes on while its own exchanges run.
@@ -73,7 +74,7 @@ struct Job {
 
 // Throws Error for an unknown schedule.
 void CheckName(const Job& job);
-// Throws Error where numbers cannot be: more workers than GPUs, a batch that does not divide, more workers than
+// Throws Error where numbers cannot be: more workers than GPUs that are used, a batch that does not divide, more workers than
 // experts, more NICs than there are, a step too long or of too many operations to be simulated.
 void CheckJob(const Job& job);
 

@@ -28,8 +28,8 @@ Job BaseJob(const ScheduleName& schedule) {
 }
 
 // Everything that a user sees of a step.
-std::vector<int64_t> Answer(Job job) {
-  job.cluster.gpus = job.workers();
+std::vector<int64_t> Answer(Job job, int replicas = 1) {
+  job.cluster.gpus = static_cast<int>(replicas * job.workers());
   CheckJob(job);
   const Schedule s = ScheduleOf(job);
   const ClusterCosts costs(job, s);
@@ -44,7 +44,7 @@ struct Setting {
   const char* value;
 };
 const Setting kSettings[] = {
-    {"p", "1"}, {"p_a", "1"}, {"p_f", "1"}, {"m", "2"}, {"n", "2"}, {"ep", "2"}, {"v", "1"}, {"b", "4"},
+    {"p", "1"}, {"p_a", "1"}, {"p_f", "1"}, {"m", "2"}, {"n", "2"}, {"ep", "2"}, {"idle", ""}, {"v", "1"}, {"b", "4"},
     {"batch", "128"}, {"round", "4"}, {"slope", "1"}, {"parts", "1"}, {"delay_weights", "false"}, {"head", "attention"}, {"nics_a", "0.5"},
     {"nics_f", "0.5"}, {"nics", "0.5"}, {"mixed_nodes", "true"}, {"dedup", "worker"}, {"overlap_slowdown", "false"},
     {"recompute", "true"}, {"shard_optimizer", "false"}, {"reserved_gb", "1"}, {"state_bytes", "8"},
@@ -85,12 +85,14 @@ TEST(Knobs, MoveSomethingOrAreRefused) {
       if (schedule.name == "hetermoe" && groups) value = "2";
       if (schedule.name == "dualpipe" && name == "p") value = "4";
       if (name == "b") job.global_batch *= 4;
+      const int replicas = name == "idle" ? 2 : 1;  // the GPUs of one of them
+      if (name == "idle") value = std::to_string(job.workers());
       const Job before = job;
       std::string refusal;
       std::vector<int64_t> after;
       try {
         SetKnob(&job, name, value);
-        after = Answer(job);
+        after = Answer(job, replicas);
       } catch (const Error& e) {
         refusal = e.what();
       }
@@ -103,7 +105,7 @@ TEST(Knobs, MoveSomethingOrAreRefused) {
         EXPECT_THAT(refusal, HasSubstr("hetermoe has one attention group")) << what;
       } else {
         EXPECT_EQ(refusal, "") << what;
-        EXPECT_NE(after, Answer(before)) << what;
+        EXPECT_NE(after, Answer(before, replicas)) << what;
       }
     }
   }
@@ -199,6 +201,10 @@ TEST(Knobs, JobsThatCannotBe) {
   EXPECT_THAT(error([](Job*) {}, "af-pope"), HasSubstr("unknown schedule"));
   EXPECT_THAT(error([](Job* j) { j->m = 5; }), HasSubstr("p_a * m + p_f * n = 18"));
   EXPECT_THAT(error([](Job* j) { j->cluster.gpus = 8; }), HasSubstr("divisor of the cluster's 8"));
+  EXPECT_THAT(error([](Job* j) { j->idle_gpus = 2; }), HasSubstr("a divisor of 14, the cluster's 16 less 2 idle"));
+  EXPECT_EQ(error([](Job* j) { j->idle_gpus = 2, j->cluster.gpus = 18; }), "");
+  EXPECT_THAT(error([](Job* j) { j->idle_gpus = 16; }), HasSubstr("(idle): got 16"));
+  EXPECT_THAT(error([](Job* j) { j->idle_gpus = -16; }), HasSubstr("(idle): got -16"));
   EXPECT_THAT(error([](Job* j) { j->global_batch = 30; }), HasSubstr("a multiple of 4"));
   EXPECT_THAT(error([](Job* j) { j->p_f = j->p_a = 1, j->n = 17, j->m = 4, j->cluster.gpus = 21; }),
               HasSubstr("more workers than experts"));

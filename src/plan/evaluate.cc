@@ -56,6 +56,7 @@ std::string LayoutText(const Evaluation& e) {
     out += ", " + std::to_string(j.m) + " A + " + std::to_string(j.n) + " F";
   }
   if (j.replicas() > 1) out += ", x " + std::to_string(j.replicas());
+  if (j.idle_gpus > 0) out += ", " + std::to_string(j.idle_gpus) + " idle";
   out += ", b " + std::to_string(j.sequences) + ", M " + std::to_string(j.micro_batches());
   if (!j.colocated()) out += ", q " + std::to_string(e.round);
   if (e.parts > 1) out += ", " + std::to_string(e.parts) + " parts";

@@ -46,7 +46,7 @@ class Enumeration {
 
  private:
   void Colocated() {
-    const int gpus = base_.cluster.gpus;
+    const int gpus = base_.cluster.gpus - base_.idle_gpus;
     const bool dual = base_.schedule == "dualpipe" || base_.schedule == "dualpipe-v";
     const int layers = static_cast<int>(base_.model.num_layers);
     for (int p : Choices(fixed_, "p", base_.p_a, Divisors(gpus, layers))) {
@@ -72,7 +72,7 @@ class Enumeration {
   }
 
   void TwoPools() {
-    const int gpus = base_.cluster.gpus;
+    const int gpus = base_.cluster.gpus - base_.idle_gpus;
     const bool hetermoe = base_.schedule == "hetermoe";
     const bool groups_fixed = fixed_.contains("p") || fixed_.contains("p_a") || fixed_.contains("p_f");
     std::vector<int> groups{1};
@@ -127,6 +127,8 @@ class Enumeration {
     Job job = base_;
     job.stragglers.clear();  // of groups that are not here
     job.jitter = 0;
+    job.cluster.gpus -= job.idle_gpus;
+    job.idle_gpus = 0;
     job.p_a = job.p_f = 1;
     job.m = job.n = std::min<int>(job.cluster.gpus / 2, static_cast<int>(job.model.num_experts));
     GenerateOptions one;

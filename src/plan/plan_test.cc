@@ -44,6 +44,35 @@ TEST(Evaluate, SharesAddUpAndFiguresFollowFromTheStep) {
   }
 }
 
+// The step is that of the GPUs that are used; figures of a GPU are of all.
+TEST(Evaluate, IdleGpusCountWithoutWork) {
+  Job job = SmallJob("af-pipe");
+  job.m = 5, job.n = 3;
+  job.global_batch = 60;
+  const Evaluation used = Evaluate(job);
+  job.cluster.gpus = 24;
+  job.idle_gpus = 8;
+  const Evaluation e = Evaluate(job);
+  EXPECT_EQ(job.replicas(), 2);
+  EXPECT_EQ(e.sim.step_ns, used.sim.step_ns);
+  EXPECT_NEAR(e.tokens_per_gpu, used.tokens_per_gpu * 16 / 24, 1e-9 * e.tokens_per_gpu);
+  EXPECT_NEAR(e.mfu, used.mfu * 16 / 24, 1e-9);
+  EXPECT_THAT(LayoutText(e), HasSubstr("5 A + 3 F, x 2, 8 idle, b 1"));
+  EXPECT_EQ(LayoutText(used).find("idle"), std::string::npos);
+}
+
+TEST(SearchLayouts, LeavesGpusIdle) {
+  for (const char* schedule : {"af-pipe", "megatron-1f1b"}) {
+    Job job = SmallJob(schedule);
+    const LayoutSearch used = SearchLayouts(job, {"recompute"});
+    job.cluster.gpus = 24;
+    job.idle_gpus = 8;
+    const LayoutSearch search = SearchLayouts(job, {"recompute", "idle"});
+    ASSERT_TRUE(search.best) << schedule;
+    EXPECT_EQ(search.best->sim.step_ns, used.best->sim.step_ns) << schedule;
+  }
+}
+
 // Every layout of a small space, tried one by one.
 TEST(SearchLayouts, FindsTheBestOfEveryLayoutOfASmallSpace) {
   const Job base = SmallJob("megatron-1f1b");
