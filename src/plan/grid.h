@@ -1,0 +1,77 @@
+// Every layout that a schedule allows on a cluster, ranked by the sizing program's times: which of them are worth
+// simulating. No ratio of the pools, odd number, or batch size is left out; GPUs may stay idle where numbers do not
+// divide.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "plan/evaluate.h"
+#include "plan/sizing.h"
+
+namespace disagmoe {
+
+struct Candidate {
+  Pools pools;                // colocated: p_a groups of m, p_f and n the same
+  int virtual_stages = 1;     // colocated
+  int64_t micro_batches = 1;  // of a replica
+  int round = 0, slope = 2;
+  int parts = 0;
+  double score = 0;           // about the nanoseconds a sequence
+  double full = 0;            // about its memory over the limit
+  bool fits() const { return full <= 1; }
+  friend bool operator==(const Candidate& a, const Candidate& b);
+};
+
+struct GridRequest {
+  Job base;                       // model, hardware, schedule and settings; what is in `fixed` stays
+  Fixed fixed;
+  int64_t batch_least = 0, batch_most = 0;  // sequences a step: any between
+  int64_t batch_wanted() const { return base.global_batch; }
+};
+
+class Grid {
+ public:
+  explicit Grid(const GridRequest& request);
+
+  struct Ranked {
+    std::vector<Candidate> fitting;  // by score; at most `most` shapes, a few of each
+    std::vector<Candidate> smallest; // by memory: those that come nearest to fitting
+    int64_t considered = 0;          // shapes looked at
+  };
+  Ranked Rank(size_t most) const;
+  // One step away in one decision, or in two that trade GPUs: what fits and what does not.
+  std::vector<Candidate> Neighbours(const Candidate& c) const;
+  // With the score and memory that its numbers have; false where it cannot be (GPUs, batch, experts, what is fixed).
+  bool Complete(Candidate* c) const;
+  // All candidates, one by one: for small clusters and tests.
+  std::vector<Candidate> All() const;
+
+  Job JobOf(const Candidate& c) const;
+  double ScoreFloor(const Pools& pools) const;  // of all its variants
+
+ private:
+  struct Choices {
+    std::vector<int> groups_a, groups_f, sequences, virtual_stages, parts;
+    std::vector<bool> recompute, head, mixed;
+    int m = 0, n = 0;  // 0: any
+  };
+  bool Given(const char* name) const { return request_.fixed.contains(name); }
+  void MakeChoices();
+  void TwoPoolShapes(const auto& visit) const;
+  void ColocatedShapes(const auto& visit) const;
+  void Variants(const Pools& shape, int virtual_stages, bool all, std::vector<Candidate>* out) const;
+  void Rounds(Candidate c, bool all, std::vector<Candidate>* out) const;
+  std::vector<int64_t> MicroBatches(const Pools& pools, int64_t multiple) const;
+  void Score(Candidate* c) const;
+  double ExchangeNs(const Pools& pools) const;
+  double EndNs(const Pools& pools) const;
+
+  GridRequest request_;
+  bool colocated_, dual_;
+  int layers_, experts_, gpus_;
+  SizingModel model_;
+  Choices choices_;
+};
+
+}  // namespace disagmoe

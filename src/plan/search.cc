@@ -1,0 +1,284 @@
+#include "plan/search.h"
+
+#include <algorithm>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <thread>
+
+#include "base/error.h"
+#include "plan/estimate.h"
+
+namespace disagmoe {
+namespace {
+
+constexpr size_t kShapes = 160;       // that are ranked
+constexpr size_t kBatch = 8;          // looked at together, whatever the number of threads
+constexpr size_t kSimulated = 6;      // of the estimated ones
+constexpr int kRounds = 6;            // of simulations, before the climbs
+constexpr size_t kKept = 24;          // whole simulations that are kept
+constexpr int kMostSteps = 40;        // of a climb
+constexpr int kStarts = 3;            // of climbs, from different numbers of groups
+
+struct Tried {
+  Candidate candidate;
+  StepEstimate estimate;
+  double per_sequence = std::numeric_limits<double>::max();
+  bool valid = false;
+};
+
+class Search {
+ public:
+  Search(const GridRequest& request, const SearchControl& control) : control_(control), grid_(request) {}
+
+  ScheduleSearch Run(const std::vector<Candidate>& seeds, const std::string& schedule);
+
+ private:
+  void Estimate(std::vector<Candidate> batch);
+  std::vector<Found> Simulate(const std::vector<Candidate>& batch);
+  void SimulateBest();
+  std::optional<Found> BestSince(size_t first, double than);
+  void Climb();
+  void Smallest(const std::vector<Candidate>& smallest);
+  bool Known(const Candidate& c) const;
+  bool Spent() const { return spent_ >= control_.effort || control_.stopped(); }
+  void Keep(Found found);
+  void Report();
+
+  const SearchControl& control_;
+  Grid grid_;
+  int64_t spent_ = 0;
+  std::vector<Tried> tried_;
+  std::vector<Candidate> simulated_;
+  ScheduleSearch out_;
+};
+
+bool Search::Known(const Candidate& c) const {
+  return std::any_of(tried_.begin(), tried_.end(), [&](const Tried& t) { return t.candidate == c; });
+}
+
+void Search::Report() {
+  if (control_.progress) control_.progress(out_.schedule, out_.counts, out_.best() ? out_.best()->tokens_per_gpu : 0);
+}
+
+void Search::Estimate(std::vector<Candidate> batch) {
+  std::vector<Tried> results(batch.size());
+  std::vector<std::optional<ErrorParts>> mistakes(batch.size());
+  ParallelFor(batch.size(), control_.threads, [&](size_t i) {
+    Tried& t = results[i];
+    t.candidate = batch[i];
+    if (control_.stopped()) return;
+    try {
+      const Job job = grid_.JobOf(batch[i]);
+      t.estimate = EstimateStep(job);
+      t.per_sequence = t.estimate.step_ns / static_cast<double>(job.global_batch);
+      t.valid = true;
+    } catch (const Error& error) {  // an order that the generator does not take
+      mistakes[i] = error.parts();
+    }
+  });
+  for (size_t i = 0; i < batch.size(); ++i) {
+    spent_ += results[i].estimate.operations;
+    out_.counts.estimated += results[i].valid;
+    if (mistakes[i] && !out_.mistake) out_.mistake = mistakes[i];
+    tried_.push_back(std::move(results[i]));
+  }
+}
+
+void Search::Keep(Found found) {
+  const auto insert = [](std::vector<Found>* list, Found f, const auto& before) {
+    const auto at = std::upper_bound(list->begin(), list->end(), f, before);
+    list->insert(at, std::move(f));
+    if (list->size() > kKept) list->pop_back();
+  };
+  const bool fits = found.e.fits || control_.any_memory;
+  if (fits) {
+    insert(&out_.fitting, std::move(found),
+           [](const Found& a, const Found& b) { return a.per_sequence() < b.per_sequence(); });
+  } else {
+    insert(&out_.over, std::move(found), [](const Found& a, const Found& b) { return a.e.peak_bytes < b.e.peak_bytes; });
+  }
+}
+
+// Whole steps; what they give is kept.
+std::vector<Found> Search::Simulate(const std::vector<Candidate>& batch) {
+  std::vector<std::optional<Found>> found(batch.size());
+  ParallelFor(batch.size(), control_.threads, [&](size_t i) {
+    if (control_.stopped() && !out_.fitting.empty()) return;
+    try {
+      found[i] = Found{batch[i], Evaluate(grid_.JobOf(batch[i]))};
+    } catch (const Error&) {  // said by its estimate
+    }
+  });
+  std::vector<Found> out;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    simulated_.push_back(batch[i]);
+    if (!found[i]) continue;
+    ++out_.counts.simulated;
+    spent_ += OperationsOf(found[i]->e.job);
+    Keep(*found[i]);
+    out.push_back(std::move(*found[i]));
+  }
+  Report();
+  return out;
+}
+
+// Of the best estimates that have no whole step yet, as long as one may be the best; of those that may not fit, too,
+// where they would be faster.
+void Search::SimulateBest() {
+  for (int round = 0; round < kRounds; ++round) {
+    std::vector<const Tried*> order;
+    for (const Tried& t : tried_) {
+      if (t.valid && std::find(simulated_.begin(), simulated_.end(), t.candidate) == simulated_.end()) order.push_back(&t);
+    }
+    std::stable_sort(order.begin(), order.end(),
+                     [](const Tried* a, const Tried* b) { return a->per_sequence < b->per_sequence; });
+    std::vector<Candidate> batch;
+    size_t over = 0;
+    for (const Tried* t : order) {
+      if (batch.size() >= kSimulated) break;
+      if (!t->estimate.fits() && !control_.any_memory && (t->estimate.full > 1.02 || ++over > 2)) continue;
+      // The first round also finds what follows the best.
+      const double margin = round == 0 ? 1.05 : 1;
+      if (!out_.fitting.empty() && t->per_sequence > margin * 1e9 * out_.fitting.front().per_sequence()) break;
+      batch.push_back(t->candidate);
+    }
+    if (batch.empty()) return;
+    Simulate(batch);
+  }
+}
+
+// Steepest descent over the neighbours of the best, then of the best with other numbers of groups.
+void Search::Climb() {
+  std::vector<std::pair<int, int>> climbed;
+  for (int start = 0; start < kStarts && !out_.fitting.empty() && !Spent(); ++start) {
+    const Found* from = nullptr;
+    for (const Found& f : out_.fitting) {
+      const std::pair groups{f.candidate.pools.p_a, f.candidate.pools.p_f};
+      if (std::find(climbed.begin(), climbed.end(), groups) != climbed.end()) continue;
+      from = &f;
+      break;
+    }
+    if (!from) return;
+    Found at = *from;
+    climbed.push_back({at.candidate.pools.p_a, at.candidate.pools.p_f});
+    for (int step = 0; step < kMostSteps && !Spent(); ++step) {
+      std::vector<Candidate> fresh;
+      for (const Candidate& c : grid_.Neighbours(at.candidate)) {
+        if (!Known(c) && c.full < 1.3) fresh.push_back(c);
+      }
+      const size_t before = tried_.size();
+      Estimate(std::move(fresh));
+      const std::optional<Found> better = BestSince(before, at.per_sequence());
+      if (!better) break;
+      at = *better;
+    }
+  }
+}
+
+// The best of what was tried from `first` on, simulated, if it fits and is better than `than`.
+std::optional<Found> Search::BestSince(size_t first, double than) {
+  std::vector<const Tried*> order;
+  for (size_t i = first; i < tried_.size(); ++i) {
+    if (tried_[i].valid && tried_[i].per_sequence < 1.01e9 * than) order.push_back(&tried_[i]);
+  }
+  std::stable_sort(order.begin(), order.end(), [](const Tried* a, const Tried* b) { return a->per_sequence < b->per_sequence; });
+  std::vector<Candidate> batch;
+  for (const Tried* t : order) {
+    if (batch.size() < kSimulated && (t->estimate.full <= 1.02 || control_.any_memory)) batch.push_back(t->candidate);
+  }
+  std::optional<Found> best;
+  for (Found& f : Simulate(batch)) {
+    if ((f.e.fits || control_.any_memory) && f.per_sequence() < than) {
+      than = f.per_sequence();
+      best = std::move(f);
+    }
+  }
+  return best;
+}
+
+// Nothing fits: those that need least.
+void Search::Smallest(const std::vector<Candidate>& smallest) {
+  std::vector<Candidate> batch;
+  for (const Candidate& c : smallest) {
+    if (!Known(c) && batch.size() < 2 * kBatch) batch.push_back(c);
+  }
+  Estimate(batch);
+  std::vector<const Tried*> order;
+  for (const Tried& t : tried_) {
+    if (t.valid) order.push_back(&t);
+  }
+  std::stable_sort(order.begin(), order.end(), [](const Tried* a, const Tried* b) { return a->estimate.full < b->estimate.full; });
+  for (size_t i = 0; i < order.size() && i < 2; ++i) {
+    try {
+      Keep({order[i]->candidate, Evaluate(grid_.JobOf(order[i]->candidate))});
+      ++out_.counts.simulated;
+    } catch (const Error&) {
+    }
+  }
+}
+
+ScheduleSearch Search::Run(const std::vector<Candidate>& seeds, const std::string& schedule) {
+  out_.schedule = schedule;
+  const Grid::Ranked ranked = grid_.Rank(kShapes);
+  out_.counts.considered = ranked.considered;
+  std::vector<Candidate> order = seeds;
+  const std::vector<Candidate>& all = control_.any_memory && ranked.fitting.empty() ? ranked.smallest : ranked.fitting;
+  for (const Candidate& c : all) {
+    if (std::find(seeds.begin(), seeds.end(), c) == seeds.end()) order.push_back(c);
+  }
+  double best = std::numeric_limits<double>::max();
+  // Half of the effort for what is ranked, the rest for what is around the best of it.
+  for (size_t i = 0; i < order.size() && !control_.stopped(); i += kBatch) {
+    if (i > 0 && 2 * spent_ > control_.effort) break;
+    // The times of the sizing program are what the busiest resource needs: no step is shorter.
+    if (best < std::numeric_limits<double>::max() && order[i].score * 0.8 > best) break;
+    const size_t end = std::min(order.size(), i + kBatch);
+    Estimate({order.begin() + static_cast<ptrdiff_t>(i), order.begin() + static_cast<ptrdiff_t>(end)});
+    for (size_t k = tried_.size() - (end - i); k < tried_.size(); ++k) {
+      if (tried_[k].valid && (tried_[k].estimate.fits() || control_.any_memory)) best = std::min(best, tried_[k].per_sequence);
+    }
+  }
+  SimulateBest();
+  Climb();
+  if (out_.fitting.empty()) Smallest(ranked.smallest);
+  out_.stopped = control_.stopped();
+  Report();
+  return std::move(out_);
+}
+
+}  // namespace
+
+SearchCounts& SearchCounts::operator+=(const SearchCounts& o) {
+  considered += o.considered;
+  estimated += o.estimated;
+  simulated += o.simulated;
+  return *this;
+}
+
+ScheduleSearch SearchSchedule(const GridRequest& request, const SearchControl& control, const std::vector<Candidate>& seeds) {
+  return Search(request, control).Run(seeds, request.base.schedule);
+}
+
+void ParallelFor(size_t count, int threads, const std::function<void(size_t)>& fn) {
+  std::atomic<size_t> next{0};
+  std::exception_ptr first;
+  std::mutex mutex;
+  const auto work = [&] {
+    for (size_t i = next++; i < count; i = next++) {
+      try {
+        fn(i);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (!first) first = std::current_exception();
+      }
+    }
+  };
+  std::vector<std::thread> others;
+  for (int t = 1; t < threads && static_cast<size_t>(t) < count; ++t) others.emplace_back(work);
+  work();
+  for (std::thread& t : others) t.join();
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace disagmoe
