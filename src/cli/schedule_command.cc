@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "cli/commands.h"
 #include "spec/config_keys.h"
+#include "spec/layout.h"
 
 namespace disagmoe {
 namespace {
@@ -115,7 +116,7 @@ int ScheduleCommand(const ScheduleArguments& arguments) {
     schedule = ParseSchedule(text, arguments.config);
   } else {
     const RunConfig config = LoadConfig(arguments.config, arguments.overrides);
-    schedule = ScheduleOf(config, config.train.micro_batches, true);
+    schedule = TrainingSchedule(config);
   }
   ordered_json json;
   if (arguments.json) json = ordered_json::parse(ScheduleJson(schedule));

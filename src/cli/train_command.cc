@@ -7,6 +7,7 @@
 #include "cli/launch.h"
 #include "io/dataset.h"
 #include "spec/config_keys.h"
+#include "spec/layout.h"
 #include "transport/launch_env.h"
 #include "transport/ucx.h"
 
@@ -51,8 +52,11 @@ RunConfig CheckedConfig(const TrainArguments& arguments, bool reference) {
   const RunConfig config = LoadConfig(arguments.config, arguments.overrides);
   if (reference) RequireOneProcess("the reference");
   if (config.transport.kind == "inproc") RequireOneProcess("transport.kind = inproc");
-  ScheduleOf(config, config.train.micro_batches, true);
-  if (config.train.eval_micro_batches > 0) ScheduleOf(config, config.train.eval_micro_batches, false);
+  TrainingSchedule(config);
+  const int64_t held_out = config.train.eval_micro_batches, replicas = config.layout.replicas;
+  for (int64_t share : {held_out / replicas, (held_out + replicas - 1) / replicas}) {
+    if (share > 0) ScheduleOf(config, share, false);
+  }
   if (config.data.path.empty()) {
     throw Error({"no training data", arguments.config + ", data.path", "\"\"", "the prefix of a .bin/.idx pair",
                  "disagmoe data --out build/data/text FILE, then data.path=build/data/text"});

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "cost/profile.h"
+#include "spec/layout.h"
 #include "spec/params.h"
 
 namespace disagmoe {
@@ -140,7 +141,7 @@ void ProfileBuilder::AddMessages(const RunConfig& config, const std::vector<Trac
 }
 
 void ProfileBuilder::AddEnds(const RunConfig& config, const std::vector<TraceEvent>& events) {
-  const std::vector<StepEndWork> work = StepEndWorkOf(config, ScheduleOf(config, config.train.micro_batches, true));
+  const std::vector<StepEndWork> work = StepEndWorkOf(config, TrainingSchedule(config));
   std::map<int64_t, const TraceEvent*> last_to_sum;  // by step
   std::map<int64_t, int64_t> first_begin, end;       // rank 0's begin, everybody's end
   std::map<int, std::vector<int64_t>> optimizer;     // by rank
@@ -215,22 +216,34 @@ Profile ProfileBuilder::Build() const {
   return p;
 }
 
-std::vector<StepEndWork> StepEndWorkOf(const RunConfig& config, const Schedule& schedule) {
-  int world = 0;
-  for (const GroupSchedule& g : schedule.groups) world += static_cast<int>(g.ranks.size());
-  std::vector<StepEndWork> work(world);
-  std::map<std::vector<int>, int64_t> shared;  // elements by their holders
+namespace {
+
+// Elements that a set of ranks holds together. Experts are summed apart from all else, with those of the worker's like
+// in the other replicas.
+struct Holders {
+  bool experts = false;
+  std::vector<int> ranks;
+  auto operator<=>(const Holders&) const = default;
+};
+
+std::map<Holders, int64_t> ElementsByHolders(const RunConfig& config, const Schedule& schedule) {
+  const int pipeline = config.layout.pipeline_workers();
+  std::map<Holders, int64_t> shared;
+  // Of ranks in replica 0.
+  const auto add = [&](bool experts, const std::vector<int>& ranks, int64_t elements) {
+    Holders all{experts, {}};
+    for (int r = 0; r < config.layout.replicas; ++r)
+      for (int rank : ranks) all.ranks.push_back(rank + r * pipeline);
+    shared[all] += elements;
+  };
   for (const ParamSpec& spec : ParamTable(config.model)) {
     int64_t elements = 1;
     for (int64_t n : spec.shape) elements *= n;
     std::vector<int> ranks = schedule.groups[schedule.group(spec.stage, 0)].ranks;
-    const int64_t holders = static_cast<int64_t>(ranks.size());
     if (spec.per_expert) {
-      const int64_t experts = spec.shape[0];
-      for (int64_t i = 0; i < holders; ++i) {
-        work[ranks[i]].elements +=
-            elements / experts * (PartBegin(experts, holders, i + 1) - PartBegin(experts, holders, i));
-      }
+      const std::vector<int64_t> begin = ExpertBegins(config, spec.stage / 2);
+      const int64_t each = elements / spec.shape[0];
+      for (size_t i = 0; i < ranks.size(); ++i) add(true, {ranks[i]}, each * (begin[i + 1] - begin[i]));
       continue;
     }
     if (spec.also_ffn) {
@@ -239,14 +252,21 @@ std::vector<StepEndWork> StepEndWorkOf(const RunConfig& config, const Schedule& 
       std::sort(ranks.begin(), ranks.end());
       ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
     }
-    shared[ranks] += elements;
+    add(false, ranks, elements);
   }
-  for (const auto& [ranks, elements] : shared) {
-    const int64_t holders = static_cast<int64_t>(ranks.size()), blocks = (elements + 15) / 16;
+  return shared;
+}
+
+}  // namespace
+
+std::vector<StepEndWork> StepEndWorkOf(const RunConfig& config, const Schedule& schedule) {
+  std::vector<StepEndWork> work(config.layout.workers());
+  for (const auto& [of, elements] : ElementsByHolders(config, schedule)) {
+    const int64_t holders = std::ssize(of.ranks), blocks = (elements + 15) / 16;
     for (int64_t i = 0; i < holders; ++i) {  // parts as the runtime cuts them: multiples of 16
       const int64_t own =
           std::min(elements, PartBegin(blocks, holders, i + 1) * 16) - PartBegin(blocks, holders, i) * 16;
-      StepEndWork& w = work[ranks[i]];
+      StepEndWork& w = work[of.ranks[i]];
       w.elements += config.train.shard_optimizer ? own : elements;
       w.sent_bytes += ((elements - own) + own * (holders - 1)) * (holders > 1 ? 4 : 0);
     }

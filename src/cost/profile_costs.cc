@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "schedule/ready.h"
+#include "spec/layout.h"
 #include "spec/params.h"
 
 namespace disagmoe {
@@ -36,6 +37,8 @@ ProfileCosts::ProfileCosts(const Profile& profile, const RunConfig& config, cons
   }
   CheckModel();
   CheckSizes();
+  const int64_t rows = std::max<int64_t>(1, std::ssize(config.layout.expert_counts));
+  for (int64_t row = 0; row < rows; ++row) expert_begins_.push_back(ExpertBegins(config, row));
   for (size_t g = 0; g < schedule.groups.size(); ++g) {
     for (size_t i = 0; i < schedule.groups[g].ranks.size(); ++i)
       classes_.push_back({static_cast<int>(g), 1, static_cast<int>(i)});
@@ -114,21 +117,21 @@ std::vector<const StageTimes*> ProfileCosts::Tables(StageKind kind) const {
   return tables;
 }
 
-int64_t ProfileCosts::Experts(int worker) const {
-  const int64_t E = config_.model.num_experts, workers = static_cast<int64_t>(Ranks(1).size());
-  return PartBegin(E, workers, worker + 1) - PartBegin(E, workers, worker);
+int64_t ProfileCosts::Experts(int layer, int worker) const {
+  const std::vector<int64_t>& begin = expert_begins_[expert_begins_.size() == 1 ? 0 : layer];
+  return begin[worker + 1] - begin[worker];
 }
 
-double ProfileCosts::Visits(int worker) const {
-  return 1 - NoneOf(config_.model.num_experts, Experts(worker), config_.model.num_experts_per_tok);
+double ProfileCosts::Visits(int layer, int worker) const {
+  return 1 - NoneOf(config_.model.num_experts, Experts(layer, worker), config_.model.num_experts_per_tok);
 }
 
-ProfileCosts::Load ProfileCosts::ExpertLoad(int worker) const {
+ProfileCosts::Load ProfileCosts::ExpertLoad(int layer, int worker) const {
   const double tokens = static_cast<double>(config_.train.micro_batch_size * config_.train.seq_length);
-  const double experts = static_cast<double>(Experts(worker));
+  const double experts = static_cast<double>(Experts(layer, worker));
   const double pairs =
       static_cast<double>(config_.model.num_experts_per_tok) / static_cast<double>(config_.model.num_experts);
-  return {tokens * Visits(worker), tokens * pairs * experts, experts};
+  return {tokens * Visits(layer, worker), tokens * pairs * experts, experts};
 }
 
 // As src/runtime/topology.cc: attention cuts between sequences, all others between any two tokens.
@@ -144,7 +147,8 @@ double ProfileCosts::Rows(int boundary, int lower, int upper) const {
   const int ffn_stage = boundary % 2 == 0 ? boundary + 1 : boundary,
             token_stage = boundary % 2 == 0 ? boundary : boundary + 1;
   const int ffn = boundary % 2 == 0 ? upper : lower, owner = boundary % 2 == 0 ? lower : upper;
-  if (!config_.model.is_dense(ffn_stage / 2)) return static_cast<double>(Tokens(token_stage, owner)) * Visits(ffn);
+  const int layer = ffn_stage / 2;
+  if (!config_.model.is_dense(layer)) return static_cast<double>(Tokens(token_stage, owner)) * Visits(layer, ffn);
   const int64_t begin = std::max(TokenBegin(token_stage, owner), TokenBegin(ffn_stage, ffn));
   const int64_t end = std::min(TokenBegin(token_stage, owner + 1), TokenBegin(ffn_stage, ffn + 1));
   return static_cast<double>(std::max<int64_t>(0, end - begin));
@@ -158,14 +162,15 @@ int64_t ProfileCosts::BytesBetween(int boundary, bool backward, int lower, int u
   if (boundary % 2 == 1) return backward ? rows : 64 + Aligned(4 * n) + rows;
   int64_t pairs = 0, home = n;
   if (!config_.model.is_dense(boundary / 2)) {
-    const double share = static_cast<double>(Experts(upper)) / static_cast<double>(config_.model.num_experts);
+    const double share =
+        static_cast<double>(Experts(boundary / 2, upper)) / static_cast<double>(config_.model.num_experts);
     const double tokens = static_cast<double>(Tokens(boundary, lower));
     pairs = std::llround(tokens * static_cast<double>(config_.model.num_experts_per_tok) * share);
     home = std::llround(tokens * share);
   }
   if (!backward) return 64 + Aligned(4 * n) + Aligned(4 * (n + 1)) + 2 * Aligned(4 * pairs) + Aligned(4 * home) + rows;
   const bool counts = config_.model.router_aux_loss == "global" && pairs > 0;
-  return 64 + Aligned(4 * pairs) + Aligned(counts ? 4 * Experts(upper) : 0) + rows;
+  return 64 + Aligned(4 * pairs) + Aligned(counts ? 4 * Experts(boundary / 2, upper) : 0) + rows;
 }
 
 double ProfileCosts::AttentionNs(StageKind kind, double tokens, bool backward) const {
@@ -215,7 +220,7 @@ double ProfileCosts::ExpertsNs(const Load& load, bool backward) const {
 
 double ProfileCosts::StageNs(int stage, int worker, bool backward) const {
   const StageKind kind = StageKindOf(config_.model, stage);
-  if (kind == StageKind::kExperts) return ExpertsNs(ExpertLoad(worker), backward);
+  if (kind == StageKind::kExperts) return ExpertsNs(ExpertLoad(stage / 2, worker), backward);
   const double tokens = static_cast<double>(Tokens(stage, worker));
   if (kind <= StageKind::kDenseAttention) return tokens > 0 ? AttentionNs(kind, tokens, backward) : 0;
   const StageTimes* t = Tables(kind)[0];
@@ -266,7 +271,7 @@ void ProfileCosts::MakeEnds() {
   int64_t slowest = 0;
   for (const WorkerClass& c : classes_) {
     const StepEndWork& w = work[schedule_.groups[c.group].ranks[c.first_worker]];
-    const bool alone = classes_.size() == 1;
+    const bool alone = config_.layout.workers() == 1;
     reduce = std::max(reduce, alone ? 0 : profile_.sums.At(static_cast<double>(w.sent_bytes)));
     ends_.push_back({0, std::llround(profile_.optimizer.At(static_cast<double>(w.elements)))});
     slowest = std::max(slowest, ends_.back().optimizer_ns);

@@ -15,7 +15,7 @@ namespace disagmoe {
 
 class ProfileCosts : public StepCosts {
  public:
-  // All three must outlive it. Throws Error where the profile is of another model, dtype or number of threads, or does
+  // The schedule is that of one replica (all are alike). All three must outlive it. Throws Error where the profile is of another model, dtype or number of threads, or does
   // not reach the configuration's sizes. where: the profile's file.
   ProfileCosts(const Profile& profile, const RunConfig& config, const Schedule& schedule, const std::string& where);
 
@@ -33,9 +33,9 @@ class ProfileCosts : public StepCosts {
     double rows = 0, pairs = 0, experts = 0;
   };
   const std::vector<int>& Ranks(int stage) const { return schedule_.groups[schedule_.group(stage, 0)].ranks; }
-  int64_t Experts(int worker) const;
-  double Visits(int worker) const;  // probability that a token visits an FFN worker
-  Load ExpertLoad(int worker) const;
+  int64_t Experts(int layer, int worker) const;
+  double Visits(int layer, int worker) const;  // probability that a token visits an FFN worker
+  Load ExpertLoad(int layer, int worker) const;
   // Tokens of a worker: of its slice, at the head, or (a dense FFN) at home there.
   int64_t TokenBegin(int stage, int worker) const;
   int64_t Tokens(int stage, int worker) const { return TokenBegin(stage, worker + 1) - TokenBegin(stage, worker); }
@@ -52,6 +52,7 @@ class ProfileCosts : public StepCosts {
   const RunConfig& config_;
   const Schedule& schedule_;
   const std::string where_;
+  std::vector<std::vector<int64_t>> expert_begins_;  // one for all layers, or by layer
   std::vector<WorkerClass> classes_;
   std::vector<StepEndCost> ends_;                  // by class
   std::vector<std::vector<int64_t>> stage_ns_[2];  // [backward][stage][worker]

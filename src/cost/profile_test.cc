@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "cost/profile_costs.h"
+#include "spec/layout.h"
 
 namespace disagmoe {
 namespace {
@@ -78,7 +79,7 @@ Profile Made(const RunConfig& config) {
 
 struct Case {
   explicit Case(const RunConfig& c)
-      : config(c), profile(Made(c)), schedule(ScheduleOf(c, c.train.micro_batches, true)) {}
+      : config(c), profile(Made(c)), schedule(TrainingSchedule(c)) {}
   ProfileCosts Costs() const { return ProfileCosts(profile, config, schedule, "profile.json"); }
   std::string Fault() const {
     try {
@@ -158,6 +159,30 @@ TEST(ProfileCosts, DistinctWorkers) {
   EXPECT_EQ(costs.Transfer(gradients, 2, false).nic_bytes, 24 * 1024);
 }
 
+// By layer: all experts on the first worker, which then costs what a single one does, and what DistinctWorkers has.
+TEST(ProfileCosts, ExpertCounts) {
+  RunConfig config = Config();
+  config.layout.n = 2;
+  config.layout.expert_counts = {{4, 4}, {8, 0}};
+  Case c(config);
+  const ProfileCosts half = c.Costs();
+  EXPECT_EQ(half.ComputeNs({OpKind::kForward, 3, 0}, 1), 512000 + 3);
+  EXPECT_EQ(half.ComputeNs({OpKind::kForward, 3, 0}, 2), 0 + 3);
+  EXPECT_GT(half.ComputeNs({OpKind::kForward, 1, 0}, 2), 128000);
+  config.model.num_experts = 10;
+  config.layout.n = 3;
+  config.layout.expert_counts = {{4, 3, 3}, {0, 10, 0}};
+  config.train.seq_length = 45;
+  Case d(config);
+  for (StageTimes& t : d.profile.stages) t.seq_length = t.seq_length > 0 ? 45 : 0;
+  const ProfileCosts costs = d.Costs();
+  for (int worker : {0, 1, 2}) {
+    EXPECT_EQ(costs.BytesBetween(1, true, worker, 0), (worker == 0 ? 30 : 24) * 1024);
+    EXPECT_EQ(costs.BytesBetween(2, false, 0, worker) > 45 * 1024, worker == 1);
+  }
+  EXPECT_EQ(costs.BytesBetween(2, false, 0, 0), 64 + 0 + 64 + 0);  // header, one offset
+}
+
 // 262144 bytes at 8 Gbit/s hold each side for 262144 ns; the wire below needs 4000 + 2 a byte beyond 1000 = 526288 ns,
 // so 264144 more than that. A latency of 1 ms is longer than what is missing.
 TEST(ProfileCosts, EmulatedNic) {
@@ -212,6 +237,32 @@ TEST(ProfileCosts, ElementsAndSums) {
   // norm2's two floats are in the last of the two parts: rank 0 sends them, rank 1 sends their sum back.
   EXPECT_EQ(work[0].sent_bytes, 8);
   EXPECT_EQ(work[1].sent_bytes, 8);
+  config.layout.n = 2;
+  config.layout.expert_counts = {{0, 2}};
+  work = StepEndWorkOf(config, ScheduleOf(config, 4, true));
+  EXPECT_EQ(work[1].elements, 516 + 2);
+  EXPECT_EQ(work[2].elements, 24 + 516 + 2);
+  // Two replicas: of two holders each sends the other's part and then its own, so all elements once. norm2 has four
+  // holders and is in the part of the last, which sends its sum to three.
+  config.layout.n = 1;
+  config.layout.expert_counts = {};
+  config.layout.replicas = 2;
+  work = StepEndWorkOf(config, ScheduleOf(config, 2, true));
+  ASSERT_EQ(work.size(), 4u);
+  for (int rank : {0, 2}) EXPECT_EQ(work[rank].elements, 536 + 2);
+  for (int rank : {1, 3}) EXPECT_EQ(work[rank].elements, 24 + 516 + 2);
+  EXPECT_EQ(work[0].sent_bytes, (536 + 2) * 4);
+  EXPECT_EQ(work[1].sent_bytes, (24 + 516 + 2) * 4);
+  EXPECT_EQ(work[3].sent_bytes, (24 + 516 + 3 * 2) * 4);
+  // In parts of 16: 536 = 17 * 16 + 264, 516 = 16 * 16 + 260, 24 = 16 + 8.
+  config.train.shard_optimizer = true;
+  work = StepEndWorkOf(config, ScheduleOf(config, 2, true));
+  EXPECT_EQ(work[0].elements, 17 * 16);
+  EXPECT_EQ(work[1].elements, 16 * 16 + 16);
+  EXPECT_EQ(work[2].elements, 264);
+  EXPECT_EQ(work[3].elements, 260 + 8 + 2);
+  config.train.shard_optimizer = false;
+  config.layout.replicas = 1;
   config.layout.colocated = true;
   config.layout.m = 2;
   work = StepEndWorkOf(config, ScheduleOf(config, 4, true));

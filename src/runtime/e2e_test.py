@@ -141,6 +141,19 @@ class Layouts(Base):
     def test_split_backward_colocated(self):
         self.layout("ldpv", "schedule.name=dualpipe-v", "layout.colocated=true", "layout.p_a=2", "layout.m=2")
 
+    def test_chunks(self):
+        self.layout("lchunks", "layout.colocated=true", "layout.p_a=2", "layout.m=2", "layout.virtual_stages=1")
+
+    def test_uneven_experts(self):
+        self.layout("lcounts", "layout.n=3", "layout.expert_counts=[[3, 0, 4], [0, 7, 0], [2, 2, 3], [1, 0, 6]]")
+
+    def test_replicas(self):
+        self.layout("lreplicas", "layout.replicas=2", "layout.n=2", "layout.expert_counts=[5, 2]", "train.shard_optimizer=true")
+
+    def test_replicas_colocated(self):
+        self.layout("lrcolo", "layout.replicas=2", "layout.colocated=true", "layout.p_a=2", "layout.virtual_stages=1",
+                    "schedule.name=megatron-overlap")
+
     def test_sharded_recompute(self):
         self.layout("lshard", "layout.m=2", "layout.n=2", "train.shard_optimizer=true", "train.recompute=layer")
 
@@ -238,6 +251,41 @@ class Files(Base):
         self.assert_ok(run("train", "moved", "train.steps=4", "layout.m=2", "layout.n=3", "train.shard_optimizer=true", decay))
         self.assert_ok(run("train", "moved", "train.steps=8", "layout.p_a=2", "layout.p_f=2", decay, "train.resume=latest"))
         self.assert_same("moved", "moved0")
+
+    def test_resume_with_other_replicas_and_counts(self):
+        decay = "train.lr_decay_steps=9"
+        two = ("layout.replicas=2", "layout.n=2", "layout.expert_counts=[[5, 2], [0, 7], [7, 0], [3, 4]]")
+        self.assert_ok(run("train", "there0", "train.steps=9", decay))
+        self.assert_ok(run("train", "there", "train.steps=3", *two, "train.shard_optimizer=true", decay))
+        # Each value once: of its size a replica's weights and two moments, not twice.
+        folder = os.path.join(out("there"), "checkpoints", "step-00000003")
+        size = sum(os.path.getsize(os.path.join(folder, f)) for f in os.listdir(folder) if f.endswith("safetensors"))
+        folder = os.path.join(out("there0"), "checkpoints", "step-00000009")
+        whole = sum(os.path.getsize(os.path.join(folder, f)) for f in os.listdir(folder) if f.endswith("safetensors"))
+        self.assertLess(size, 1.2 * whole)
+        self.assert_ok(run("train", "there", "train.steps=6", "layout.n=3", "layout.expert_counts=[1, 6, 0]", decay,
+                           "train.resume=latest"))
+        self.assert_ok(run("train", "there", "train.steps=9", *two, decay, "train.resume=latest"))
+        self.assert_same("there", "there0")
+
+    def test_files_of_replicas(self):
+        self.assert_ok(run("train", "copies", "train.steps=4", "layout.replicas=2", "layout.n=2"))
+        names = ["A0.0", "F0.0", "F0.1", "r1.A0.0", "r1.F0.0", "r1.F0.1"]
+        steps, _ = metrics("copies")
+        self.assertEqual([w["worker"] for w in steps[4]["workers"]], names)
+        loads = json.load(open(os.path.join(out("copies"), "expert_load.json")))
+        for layer in loads:  # 4 steps of 4 micro-batches of 3 sequences of 32 tokens, 2 experts a token
+            self.assertEqual(sum(layer), 4 * 4 * 3 * 32 * 2)
+        for command in (["timeline", out("copies"), "--json"], ["verify", out("copies"), "--sample", "0"],
+                        ["schedule", os.path.join(out("copies"), "config.toml"), "--check"]):
+            result = subprocess.run([PROGRAM, *command], capture_output=True, text=True)
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+            if command[0] == "timeline":
+                workers = json.loads(result.stdout)["workers"]
+                self.assertEqual([w["name"] for w in workers], names)
+                self.assertTrue(all(w["compute_ns"] > 0 for w in workers))
+            if command[0] == "schedule":
+                self.assertIn("2 micro-batches", result.stdout)  # of a replica
 
     def test_a_new_run_leaves_earlier_checkpoints(self):
         self.assert_ok(run("train", "twice", "train.steps=2", "layout.n=2"))

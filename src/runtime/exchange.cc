@@ -76,9 +76,11 @@ void AddRow(Route& route, int64_t token) {
 
 }  // namespace
 
-std::vector<Route> MakeRoutes(const Topology& topology, const Tensor& ids, const Tensor& gates, int64_t tokens,
-                              int64_t first_token) {
-  std::vector<Route> routes(topology.experts().size() - 1);
+std::vector<Route> MakeRoutes(const Topology& topology, int64_t layer, const Tensor& ids, const Tensor& gates,
+                              int64_t tokens, int64_t first_token) {
+  const Partition& experts = topology.experts(layer);
+  const std::vector<int>& owners = topology.expert_owners(layer);
+  std::vector<Route> routes(experts.size() - 1);
   for (auto& r : routes) r.pairs.offsets = {0};
   if (!ids.defined()) {
     for (int64_t t = 0; t < tokens; ++t) {
@@ -93,14 +95,14 @@ std::vector<Route> MakeRoutes(const Topology& topology, const Tensor& ids, const
     const float* gate = host_gates.const_data_ptr<float>();
     for (int64_t t = 0; t < tokens; ++t) {
       for (int64_t k = 0; k < K; ++k) {
-        const int owner = topology.expert_owner(id[t * K + k]);
+        const int owner = owners[id[t * K + k]];
         Route& r = routes[owner];
         if (r.token.empty() || r.token.back() != t) {
           // The home of a token is the worker of its first expert.
           if (k == 0) r.pairs.home.push_back(static_cast<int32_t>(r.token.size()));
           AddRow(r, t);
         }
-        r.pairs.expert.push_back(static_cast<int32_t>(id[t * K + k] - topology.experts()[owner]));
+        r.pairs.expert.push_back(static_cast<int32_t>(id[t * K + k] - experts[owner]));
         r.pairs.gate.push_back(gate[t * K + k]);
         r.slot.push_back(static_cast<int32_t>(t * K + k));
         ++r.pairs.offsets.back();

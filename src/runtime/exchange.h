@@ -28,8 +28,8 @@ struct Route {
   Tensor token_index;          // `token` as a tensor; undefined if the route has every token of the slice
 };
 // ids, gates [T, K] (undefined: a dense layer, tokens go home); first_token: of the slice within the micro-batch.
-std::vector<Route> MakeRoutes(const Topology& topology, const Tensor& ids, const Tensor& gates, int64_t tokens,
-                              int64_t first_token);
+std::vector<Route> MakeRoutes(const Topology& topology, int64_t layer, const Tensor& ids, const Tensor& gates,
+                              int64_t tokens, int64_t first_token);
 
 struct Dispatch {
   std::vector<int32_t> token;  // index in the micro-batch

@@ -17,6 +17,7 @@ Executor::Executor(const RunConfig& config, const Topology& topology, const Para
       batches_(batches),
       transport_(transport),
       rank_(rank),
+      replica_(topology.replica_of_rank(rank)),
       device_(device),
       dtype_(config.train.dtype == "bf16" ? at::kBFloat16 : at::kFloat),
       waits_(waits),
@@ -27,7 +28,7 @@ Executor::Executor(const RunConfig& config, const Topology& topology, const Para
   attention_params_.resize(L);
   ffn_params_.resize(L);
   auto here = [&](int stage) {
-    for (int r : topology.ranks_of_stage(stage)) {
+    for (int r : topology.ranks_of_stage(stage, replica_)) {
       if (r == rank) return true;
     }
     return false;
@@ -46,10 +47,10 @@ AllocateFn Executor::allocator() {
 }
 
 const std::vector<int>& Executor::PeersOut(int boundary, bool backward) const {
-  return topology_.ranks_of_stage(backward ? boundary : boundary + 1);
+  return topology_.ranks_of_stage(backward ? boundary : boundary + 1, replica_);
 }
 const std::vector<int>& Executor::PeersIn(int boundary, bool backward) const {
-  return topology_.ranks_of_stage(backward ? boundary + 1 : boundary);
+  return topology_.ranks_of_stage(backward ? boundary + 1 : boundary, replica_);
 }
 
 void Executor::StartReceives() {
@@ -132,7 +133,7 @@ void Executor::SeeRstd(const Tensor& rstd, int stage, int mb) {
 }
 
 void Executor::SeeBad(int stage, int mb) {
-  const int64_t key = BadKey(mb, stage, schedule_->num_layers);
+  const int64_t key = BadKey(pass_.first_micro_batch + mb, stage, schedule_->num_layers);
   if (result_.bad == kAllFinite || key < result_.bad) result_.bad = key;
 }
 

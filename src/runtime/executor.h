@@ -25,7 +25,8 @@ struct PassSpec {
   uint32_t id = 0;             // part of every message's key: different for each pass of a run
   int64_t step = 0;            // for messages to people
   bool held_out = false;
-  int64_t first_sequence = 0;  // global number of the first sequence
+  int64_t first_sequence = 0;  // global number of the first sequence of all replicas' micro-batches
+  int64_t first_micro_batch = 0;  // of this replica's share: micro-batch 0 of the schedule
 };
 
 struct PassResult {
@@ -89,7 +90,7 @@ class Executor {
   const ParamStore& store_;
   const Batches& batches_;
   Transport* transport_;
-  const int rank_;
+  const int rank_, replica_;
   const at::Device device_;
   const at::ScalarType dtype_;
   Waits& waits_;

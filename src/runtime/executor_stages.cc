@@ -15,7 +15,7 @@ Tensor Executor::Tokens(int mb, int64_t first_token, int64_t tokens, bool labels
   std::vector<int64_t> sequence(s + 1);
   for (int64_t t = first_token; t < first_token + tokens;) {
     const int64_t in_sequence = t % s, n = std::min(s - in_sequence, first_token + tokens - t);
-    const int64_t g = pass_.first_sequence + mb * b + t / s;
+    const int64_t g = pass_.first_sequence + (pass_.first_micro_batch + mb) * b + t / s;
     pass_.held_out ? batches_.HeldOut(g, sequence.data()) : batches_.Train(g, sequence.data());
     std::copy_n(sequence.data() + in_sequence + (labels ? 1 : 0), n, out.data_ptr<int64_t>() + (t - first_token));
     t += n;
@@ -70,7 +70,7 @@ void Executor::ForwardAttention(int layer, int mb) {
   }
   const AttentionOutput a = AttentionForward(model_, *attention_params_[layer], x, state->saved);
   SeeRstd(state->saved.rstd1, stage - 1, mb);
-  state->routes = MakeRoutes(topology_, a.ids, a.gates, T, first);
+  state->routes = MakeRoutes(topology_, layer, a.ids, a.gates, T, first);
   for (size_t j = 0; j < state->routes.size(); ++j) {
     const Route& route = state->routes[j];
     Post(stage, mb, false, j, PackDispatch(route, first, a.h, allocator()), static_cast<int64_t>(route.token.size()));
@@ -101,7 +101,7 @@ void Executor::ForwardFfn(int layer, int mb) {
     state->row_begin.push_back(static_cast<int64_t>(token.size()));
     state->pair_begin.push_back(static_cast<int64_t>(pairs.expert.size()));
   }
-  const int64_t first_expert = model_.is_dense(layer) ? 0 : topology_.experts()[topology_.index_in_group(rank_)];
+  const int64_t first_expert = model_.is_dense(layer) ? 0 : topology_.experts(layer)[topology_.index_in_group(rank_)];
   for (int32_t e : pairs.expert) ++result_.expert_tokens[layer * model_.num_experts + first_expert + e];
   const Tensor h = parts.size() == 1 ? parts[0] : at::cat(parts, 0);
   Tensor out = at::empty_like(h);
@@ -210,7 +210,9 @@ void Executor::BackwardAttention(int layer, int mb) {
     DM_CHECK(g.rows.size(0) == static_cast<int64_t>(route.token.size()) && g.d_gates.size() == route.slot.size(),
              "gradients do not match the rows sent");
     for (size_t p = 0; p < route.slot.size(); ++p) d_gates.data_ptr<float>()[route.slot[p]] = g.d_gates[p];
-    for (size_t e = 0; e < g.counts.size(); ++e) aux.counts.data_ptr<float>()[topology_.experts()[j] + static_cast<int64_t>(e)] = g.counts[e];
+    if (!g.counts.empty()) {
+      std::copy(g.counts.begin(), g.counts.end(), aux.counts.data_ptr<float>() + topology_.experts(layer)[j]);
+    }
     if (!route.token_index.defined() && !dh.defined()) {
       dh = g.rows;
     } else {

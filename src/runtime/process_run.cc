@@ -26,7 +26,9 @@ const char* Env(const char* name) { return std::getenv(name); }
 std::string RoleOf(const Topology& topology, const Schedule& schedule, int rank) {
   const std::string& group = schedule.groups[topology.group_of_rank(rank)].name;
   const std::string kind = group[0] == 'A' ? "A-group " : group[0] == 'F' ? "F-group " : "group ";
-  return kind + group.substr(1) + " worker " + std::to_string(topology.index_in_group(rank));
+  const int replica = topology.replica_of_rank(rank);
+  return (replica == 0 ? "" : "replica " + std::to_string(replica) + " ") + kind + group.substr(1) + " worker " +
+         std::to_string(topology.index_in_group(rank));
 }
 
 // The run is over by somebody's failure. Waits end at once; a computation that does not is not waited for.
@@ -60,10 +62,11 @@ ControlTimes TimesOf(const RunConfig& config) {
 void Join(Rank& r, std::shared_ptr<std::atomic<Transport*>> abort_target) {
   const int world = r.config.layout.workers();
   if (r.env.world != world) {
+    const std::string formula = r.config.layout.replicas > 1 ? "replicas * (p_a * m + p_f * n)" : "p_a * m + p_f * n";
     throw Error({"the number of ranks does not fit the layout", r.env.source, std::to_string(r.env.world) + " ranks",
-                 std::to_string(world) + " (layout: p_a * m + p_f * n)", "start as many ranks, or change layout.*"});
+                 std::to_string(world) + " (layout: " + formula + ")", "start as many ranks, or change layout.*"});
   }
-  const Schedule schedule = ScheduleOf(r.config, r.config.train.micro_batches, true);
+  const Schedule schedule = TrainingSchedule(r.config);
   const Topology topology(r.config, schedule);
   if (!r.own_launcher && r.env.rank == 0) {
     r.server = std::make_unique<ControlServer>(ListenHost(r.env, r.config.transport.listen), r.env.control_port, world,

@@ -26,7 +26,7 @@ class Trainer {
         device_(PickDevice(config.device, context.local_rank)),
         data_(config.data.path),
         batches_(data_, config.data.split, config.train.seq_length, config.train.seed),
-        schedule_(ScheduleOf(config, config.train.micro_batches, true)),
+        schedule_(TrainingSchedule(config)),
         topology_(config, schedule_),
         held_(topology_.held(context.rank)),
         store_(held_.params, config.train.dtype == "bf16" ? at::kBFloat16 : at::kFloat, device_),
@@ -34,9 +34,10 @@ class Trainer {
         waits_(context.rank, context.clock_offsets, static_cast<int64_t>(config.transport.timeout_s * 1e9), *context.status),
         executor_(config, topology_, store_, batches_, context.transport, context.rank, device_, waits_, *context.status),
         collectives_(context.transport, context.rank, waits_) {
-    if (config.train.eval_micro_batches > 0) evaluation_ = ScheduleOf(config, config.train.eval_micro_batches, false);
+    const int64_t held_out = Share(config.train.eval_micro_batches).size();
+    if (held_out > 0) evaluation_ = ScheduleOf(config, held_out, false);
     for (const auto& b : held_.buckets) {
-      if (b.id >= 0) buckets_.push_back({BucketRange(b), b.ranks, b.id});
+      if (b.ranks.size() > 1) buckets_.push_back({BucketRange(b), b.ranks, b.id});
     }
   }
 
@@ -45,6 +46,7 @@ class Trainer {
  private:
   bool first() const { return context_.rank == 0; }
   Range BucketRange(const Topology::HeldBucket& b) const { return {store_.offset(b.begin), store_.offset(b.end)}; }
+  Range Share(int64_t micro_batches) const;
   std::vector<Range> OwnedRanges() const;
   std::vector<Range> PartRanges() const;
   double Evaluate(int64_t step);
@@ -75,6 +77,12 @@ class Trainer {
   std::vector<double> routed_;  // (token, expert) pairs computed here since the start, by layer * E + expert
   std::string last_checkpoint_;
 };
+
+// Those of so many micro-batches that this rank's replica executes.
+Range Trainer::Share(int64_t micro_batches) const {
+  const int replica = topology_.replica_of_rank(context_.rank);
+  return {ReplicaBegin(config_, micro_batches, replica), ReplicaBegin(config_, micro_batches, replica + 1)};
+}
 
 // What this rank's optimizer updates: all that it holds, or its part of what it shares.
 std::vector<Range> Trainer::OwnedRanges() const {
@@ -108,7 +116,9 @@ std::vector<double> Trainer::SumOverRanks(std::vector<double> mine, int32_t id) 
 
 double Trainer::Evaluate(int64_t step) {
   ++pass_;
-  const PassResult pass = executor_.Run(evaluation_, {pass_, step, /*held_out=*/true, 0});
+  const Range share = Share(config_.train.eval_micro_batches);
+  PassResult pass;
+  if (share.size() > 0) pass = executor_.Run(evaluation_, {pass_, step, /*held_out=*/true, 0, share.begin});
   context_.status->Doing("summing the held-out loss of step " + std::to_string(step));
   const double tokens = static_cast<double>(config_.train.eval_micro_batches * config_.train.micro_batch_size * config_.train.seq_length);
   const auto sums = SumOverRanks({pass.token_loss, static_cast<double>(pass.bad)}, 0);
@@ -124,7 +134,7 @@ StepRecord Trainer::Step(int64_t step) {
   waits_.Trace(traced ? &events_ : nullptr, step);
   ++pass_;
   const int64_t sequences = t.micro_batches * t.micro_batch_size;
-  const PassResult pass = executor_.Run(schedule_, {pass_, step, false, (step - 1) * sequences});
+  const PassResult pass = executor_.Run(schedule_, {pass_, step, false, (step - 1) * sequences, Share(t.micro_batches).begin});
   routed_.resize(pass.expert_tokens.size());
   for (size_t i = 0; i < routed_.size(); ++i) routed_[i] += static_cast<double>(pass.expert_tokens[i]);
 
@@ -179,8 +189,8 @@ std::pair<double, double> Trainer::Counted() const {
 // Figures of all workers, at rank 0. mine: compute, exposed, bubble, bytes sent and received.
 void Trainer::Report(StepRecord& record, const PassResult& pass, std::vector<double> mine) {
   const int64_t most = *std::max_element(pass.expert_tokens.begin(), pass.expert_tokens.end());
-  const double fair = static_cast<double>(config_.train.micro_batches * config_.train.micro_batch_size * config_.train.seq_length *
-                                          config_.model.num_experts_per_tok) / static_cast<double>(config_.model.num_experts);
+  const int64_t tokens = schedule_.num_micro_batches * config_.train.micro_batch_size * config_.train.seq_length;
+  const double fair = static_cast<double>(tokens * config_.model.num_experts_per_tok) / static_cast<double>(config_.model.num_experts);
   mine.insert(mine.end(), {static_cast<double>(pass.row_bytes_sent), PeakMemory(), static_cast<double>(most) / fair});
   const auto all = topology_.world() == 1 ? std::vector<std::vector<double>>{mine}
                                           : collectives_.Gather(mine, topology_.world(), pass_, 2);

@@ -55,6 +55,27 @@ std::string PrintNode(const toml::node& node) {
   }
 }
 
+bool AssignRow(const toml::array& array, std::vector<int64_t>* row) {
+  for (const toml::node& node : array) {
+    if (!node.is_integer()) return false;
+    row->push_back(node.as_integer()->get());
+  }
+  return true;
+}
+
+// An empty array has no rows; one of integers is one row.
+bool AssignRows(const toml::node& node, IntRows* rows) {
+  rows->clear();
+  if (!node.is_array()) return false;
+  const toml::array& array = *node.as_array();
+  if (array.empty()) return true;
+  if (array.front().is_integer()) return AssignRow(array, &rows->emplace_back());
+  for (const toml::node& row : array) {
+    if (!row.is_array() || !AssignRow(*row.as_array(), &rows->emplace_back())) return false;
+  }
+  return true;
+}
+
 // Copies the node's value. False: another type; `fits` is false if an integer does not fit the field.
 bool Assign(const toml::node& node, const ConfigValue& target, bool* fits) {
   return std::visit(
@@ -69,6 +90,8 @@ bool Assign(const toml::node& node, const ConfigValue& target, bool* fits) {
         } else if constexpr (std::is_same_v<T, double>) {
           if (!node.is_number()) return false;
           *out = node.is_integer() ? static_cast<double>(node.as_integer()->get()) : node.as_floating_point()->get();
+        } else if constexpr (std::is_same_v<T, IntRows>) {
+          return AssignRows(node, out);
         } else {
           if (!node.is_integer()) return false;
           const int64_t value = node.as_integer()->get();

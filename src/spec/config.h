@@ -43,7 +43,12 @@ struct LayoutConfig {
   int n = 1;    // workers in an F-group
   bool colocated = false;     // p_a groups of m workers hold attention and experts; p_f and n must stay 1
   std::string head = "ffn";   // "ffn": with the last layer's F-group; "attention": with the next A-group
-  int workers() const { return colocated ? p_a * m : p_a * m + p_f * n; }
+  int virtual_stages = 0;     // colocated: chunks of consecutive layers that a group holds; 0 = one layer a chunk
+  int replicas = 1;           // copies of the pipeline, each with its share of train.micro_batches: see layout.h
+  std::vector<std::vector<int64_t>> expert_counts;  // of the workers of a group: see layout.h; empty: equal shares
+  int pipeline_workers() const { return colocated ? p_a * m : p_a * m + p_f * n; }
+  int expert_workers() const { return colocated ? m : n; }  // of a group
+  int workers() const { return replicas * pipeline_workers(); }
 };
 
 struct ScheduleConfig {
@@ -58,7 +63,7 @@ struct TrainConfig {
   int64_t steps = 100;
   int64_t seq_length = 256;         // s
   int64_t micro_batch_size = 1;     // b, sequences
-  int64_t micro_batches = 4;        // a step has b * micro_batches sequences
+  int64_t micro_batches = 4;        // a step has b * micro_batches sequences, whatever the layout
   std::string dtype = "fp32";       // "fp32", "bf16": of computation; master weights are fp32
   double lr = 1e-3;
   double min_lr = 1e-4;
@@ -129,10 +134,11 @@ std::string PrintConfig(const RunConfig& config);
 // Every key with its default, choices and meaning, for --help.
 std::string ConfigHelp();
 
+// Of one replica's pipeline.
 PlacementSpec PlacementOf(const RunConfig& config);
-// By rank: "A0.1" is worker 1 of group A0; F for FFN, C for colocated groups.
+// By rank: "A0.1" is worker 1 of group A0; F for FFN, C for colocated groups; "r1.A0.1" in replica 1, bare in replica 0.
 std::vector<std::string> WorkerNames(const RunConfig& config);
-// The training (or, with backward = false, evaluation) schedule that a run executes.
+// The training (or, with backward = false, evaluation) schedule of a pipeline; layout.h: what a replica executes.
 Schedule ScheduleOf(const RunConfig& config, int64_t micro_batches, bool backward);
 
 }  // namespace disagmoe

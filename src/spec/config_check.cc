@@ -1,6 +1,7 @@
 // Checks of one key against another, and what follows from a checked configuration: placement and schedule.
 #include <charconv>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "base/error.h"
@@ -58,6 +59,8 @@ class Checker {
     const std::string colocated = "1 with layout.colocated = true";
     Require(!l.colocated || l.p_f == 1, "layout.p_f", colocated, "layout.p_a counts the groups");
     Require(!l.colocated || l.n == 1, "layout.n", colocated, "layout.m counts the workers of a group");
+    VirtualStages();
+    ExpertCounts();
     for (const ScheduleName& known : ScheduleNames()) {
       if (known.name != config_.schedule.name) continue;
       const std::string choices = l.colocated ? R"("auto", "megatron-1f1b", "megatron-overlap" or "dualpipe-v")"
@@ -67,12 +70,57 @@ class Checker {
     }
   }
 
+  void VirtualStages() {
+    const LayoutConfig& l = config_.layout;
+    if (l.virtual_stages == 0) return;
+    const std::string key = "layout.virtual_stages";
+    Require(l.colocated, key, "0 with layout.colocated = false", "groups of two pools take layers in turn");
+    Require(config_.schedule.name != "dualpipe-v", key, "0 with schedule.name = \"dualpipe-v\"",
+            "a group holds two chunks of layers");
+    Require(int64_t{l.virtual_stages} * l.p_a <= config_.model.num_hidden_layers, key,
+            "at most " + std::to_string(config_.model.num_hidden_layers / l.p_a) + ", " +
+                Of("model.num_hidden_layers", config_.model.num_hidden_layers) + " over " + Of("layout.p_a", l.p_a),
+            "a chunk has at least one layer");
+    Require(l.head == "ffn", "layout.head", "\"ffn\" with " + Of(key, l.virtual_stages),
+            "the head is with the last chunk of layers");
+  }
+
+  void ExpertCounts() {
+    const LayoutConfig& l = config_.layout;
+    const ModelConfig& m = config_.model;
+    if (l.expert_counts.empty()) return;
+    const auto wrong = [&](const std::string& got, const std::string& expected, const std::string& hint) {
+      throw Error({"contradiction", origin_.Where("layout.expert_counts"), got, expected, hint});
+    };
+    const int64_t rows = std::ssize(l.expert_counts);
+    if (rows != 1 && rows != m.num_hidden_layers) {
+      wrong(std::to_string(rows) + " arrays", "one for each of " + Of("model.num_hidden_layers", m.num_hidden_layers),
+            "or one array of integers for all layers");
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+      const std::vector<int64_t>& row = l.expert_counts[i];
+      const std::string of = rows == 1 ? "" : " for layer " + std::to_string(i);
+      if (std::ssize(row) != l.expert_workers()) {
+        const std::string workers = Of(l.colocated ? "layout.m" : "layout.n", l.expert_workers());
+        wrong(std::to_string(row.size()) + " numbers" + of, "one for each of " + workers + " workers", "0 is allowed");
+      }
+      const int64_t sum = std::accumulate(row.begin(), row.end(), int64_t{0});
+      if (sum != m.num_experts) {
+        wrong("a sum of " + std::to_string(sum) + of, Of("model.num_experts", m.num_experts), "[] gives equal shares");
+      }
+    }
+  }
+
   // What the generators would throw, in terms of keys.
   void ScheduleKeys() {
     const int64_t round = config_.schedule.round;
     const LayoutConfig& l = config_.layout;
-    Require(round == 0 || config_.train.micro_batches % round == 0, "schedule.round",
-            "a divisor of " + Of("train.micro_batches", config_.train.micro_batches), "0 chooses one");
+    const int64_t all = config_.train.micro_batches, share = all / l.replicas;
+    Require(share * l.replicas == all, "layout.replicas", "a divisor of " + Of("train.micro_batches", all),
+            "each replica executes as many micro-batches of a step");
+    const std::string each = l.replicas == 1 ? "" : " / " + Of("layout.replicas", l.replicas);
+    Require(round == 0 || share % round == 0, "schedule.round", "a divisor of " + Of("train.micro_batches", all) + each,
+            "0 chooses one");
     const std::string& name = config_.schedule.name;
     const std::string with = " with schedule.name = \"" + name + "\"";
     if (name == "megatron-overlap") {
@@ -85,8 +133,8 @@ class Checker {
     Require(2 * l.p_a <= config_.model.num_hidden_layers, "layout.p_a",
             "at most half of " + Of("model.num_hidden_layers", config_.model.num_hidden_layers) + with,
             "a group holds two chunks of layers");
-    Require(config_.train.micro_batches >= 2 * l.p_a, "train.micro_batches",
-            "at least twice " + Of("layout.p_a", l.p_a) + with);
+    const std::string of_each = l.replicas == 1 ? "" : " for each of " + Of("layout.replicas", l.replicas);
+    Require(share >= 2 * l.p_a, "train.micro_batches", "at least twice " + Of("layout.p_a", l.p_a) + of_each + with);
   }
 
   void Train() {
@@ -146,7 +194,9 @@ class Checker {
     Require(sequences <= (int64_t{1} << 60) / t.steps, "train.micro_batches",
             "fewer than 2^60 sequences in " + Of("train.steps", t.steps));
     const bool many_attention = config_.layout.p_a * config_.layout.m > 32768;
-    Require(config_.layout.workers() <= 65536, many_attention ? "layout.m" : "layout.n", "at most 65536 workers in all");
+    const int64_t pipeline = config_.layout.pipeline_workers();
+    Require(pipeline <= 65536, many_attention ? "layout.m" : "layout.n", "at most 65536 workers in all");
+    Require(pipeline * config_.layout.replicas <= 65536, "layout.replicas", "at most 65536 workers in all");
     auto weight = [&](std::string_view key, int64_t rows) {
       Require(rows <= (int64_t{1} << 40) / m.hidden_size, key, "a weight of at most 2^40 elements");
     };
@@ -171,18 +221,22 @@ PlacementSpec PlacementOf(const RunConfig& config) {
           .m = l.m,
           .n = l.n,
           .colocated = l.colocated,
-          .head_on_attention = l.head == "attention"};
+          .head_on_attention = l.head == "attention",
+          .virtual_stages = l.virtual_stages};
 }
 
 std::vector<std::string> WorkerNames(const RunConfig& config) {
   const LayoutConfig& l = config.layout;
   std::vector<std::string> names;
-  auto add = [&](const char* kind, int groups, int workers) {
+  auto add = [&](const std::string& kind, int groups, int workers) {
     for (int g = 0; g < groups; ++g)
       for (int w = 0; w < workers; ++w) names.push_back(kind + std::to_string(g) + "." + std::to_string(w));
   };
-  add(l.colocated ? "C" : "A", l.p_a, l.m);
-  if (!l.colocated) add("F", l.p_f, l.n);
+  for (int r = 0; r < l.replicas; ++r) {
+    const std::string replica = r == 0 ? "" : "r" + std::to_string(r) + ".";
+    add(replica + (l.colocated ? "C" : "A"), l.p_a, l.m);
+    if (!l.colocated) add(replica + "F", l.p_f, l.n);
+  }
   return names;
 }
 

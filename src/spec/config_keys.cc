@@ -78,9 +78,13 @@ std::vector<ConfigKey> LayoutKeys() {
       Number(KEY(layout.n), 1, 4096, "workers in an FFN group"),
       Flag(KEY(layout.colocated), "attention and experts on the same p_a groups of m workers"),
       Choice(KEY(layout.head), {"ffn", "attention"}, "which group computes output head and loss"),
+      Number(KEY(layout.virtual_stages), 0, 4096, "colocated: chunks of layers a group holds; 0: one layer a chunk"),
+      Number(KEY(layout.replicas), 1, 65536, "copies of the pipeline; divides train.micro_batches"),
+      Number(KEY(layout.expert_counts), 0, 1 << 16,
+             "experts of each worker of a group, [5, 3], or such a row a layer; []: equal"),
       Choice(KEY(schedule.name), {"auto", "af-pipe", "af-pipe-zb", "megatron-1f1b", "megatron-overlap", "dualpipe-v"},
              "generator of the schedule"),
-      Number(KEY(schedule.round), 0, 1 << 20, "q, micro-batches a round; divides train.micro_batches; 0: chosen"),
+      Number(KEY(schedule.round), 0, 1 << 20, "q, micro-batches a round; divides those of a replica; 0: chosen"),
       Number(KEY(schedule.slope), 1, 64, "e, warm-up forwards added per position"),
   };
 }
@@ -90,7 +94,7 @@ std::vector<ConfigKey> TrainKeys() {
       Number(KEY(train.steps), 1, 1e9, "steps to train in all"),
       Number(KEY(train.seq_length), 1, 1 << 22, "tokens of a sequence"),
       Number(KEY(train.micro_batch_size), 1, 1 << 20, "sequences of a micro-batch"),
-      Number(KEY(train.micro_batches), 1, 1 << 20, "micro-batches of a step"),
+      Number(KEY(train.micro_batches), 1, 1 << 20, "micro-batches of a step, of all replicas"),
       Choice(KEY(train.dtype), {"fp32", "bf16"}, "of computation; master weights are fp32"),
       Above(KEY(train.lr), 0, "peak learning rate"),
       Number(KEY(train.min_lr), 0, kInf, "learning rate at the end of the cosine"),
@@ -139,6 +143,16 @@ bool Near(int distance, std::string_view name) {
   return distance < size && distance <= 1 + size / 4;
 }
 
+std::string TomlRows(const IntRows& rows) {
+  std::string text;
+  for (const auto& row : rows) {
+    std::string line;
+    for (int64_t x : row) line += (line.empty() ? "" : ", ") + std::to_string(x);
+    text += (text.empty() ? "[" : ", [") + line + "]";
+  }
+  return rows.size() == 1 ? text : "[" + text + "]";
+}
+
 std::string Limit(const ConfigKey& key, double limit) {
   ConfigKey copy = key;
   RunConfig config;
@@ -173,6 +187,9 @@ std::string ExpectedValue(const ConfigKey& key) {
   RunConfig config;
   const ConfigValue value = key.value(config);
   if (std::holds_alternative<bool*>(value)) return "true or false";
+  if (std::holds_alternative<IntRows*>(value)) {
+    return "an array of integers from " + Limit(key, key.min) + " to " + Limit(key, key.max) + ", or an array of such arrays";
+  }
   if (std::holds_alternative<std::string*>(value)) {
     if (key.choices.empty()) return key.may_be_empty ? "a string" : "a string that is not empty";
     std::string text;
@@ -195,6 +212,12 @@ std::string OutOfRange(const ConfigKey& key, RunConfig& config) {
     const bool good = key.choices.empty() ? key.may_be_empty || !(*text)->empty()
                                           : std::find(key.choices.begin(), key.choices.end(), **text) != key.choices.end();
     return good ? "" : TomlString(**text);
+  }
+  if (auto* rows = std::get_if<IntRows*>(&value)) {
+    for (const auto& row : **rows)
+      for (int64_t x : row)
+        if (static_cast<double>(x) < key.min || static_cast<double>(x) > key.max) return std::to_string(x);
+    return "";
   }
   const double number = std::visit(
       [](auto* v) -> double {
@@ -274,6 +297,7 @@ std::string TomlValue(const ConfigValue& value) {
         if constexpr (std::is_same_v<T, bool>) return *v ? "true" : "false";
         else if constexpr (std::is_same_v<T, std::string>) return TomlString(*v);
         else if constexpr (std::is_same_v<T, double>) return TomlNumber(*v);
+        else if constexpr (std::is_same_v<T, IntRows>) return TomlRows(*v);
         else return std::to_string(*v);
       },
       value);

@@ -11,7 +11,8 @@
 
 namespace disagmoe {
 
-using ConfigValue = std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*>;
+using IntRows = std::vector<std::vector<int64_t>>;  // in TOML an array of integers (one row) or of such arrays
+using ConfigValue = std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, IntRows*>;
 
 struct ConfigKey {
   std::string_view name;  // "train.lr"

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "spec/config_keys.h"
+#include "spec/layout.h"
 
 namespace disagmoe {
 namespace {
@@ -127,6 +128,18 @@ const Mistake kOfFiles[] = {
                                                  "expected \"none\", \"sequence\" or \"global\""},
     {"[transport]\npaced_gbps = 0\n", {},
      "value not allowed (run.toml:2, transport.paced_gbps): got 0.0, expected a number above 0"},
+    {"[layout]\nexpert_counts = [4, 4.0]\n", {},
+     "wrong type (run.toml:2, layout.expert_counts): got an array, expected an array of integers from 0 to 65536, or an "
+     "array of such arrays"},
+    {"[layout]\nexpert_counts = [[4, 4], 8]\n", {},
+     "wrong type (run.toml:2, layout.expert_counts): got an array, expected an array of integers from 0 to 65536, or an "
+     "array of such arrays"},
+    {"[layout]\nexpert_counts = 8\n", {},
+     "wrong type (run.toml:2, layout.expert_counts): got 8, expected an array of integers from 0 to "
+     "65536, or an array of such arrays"},
+    {"[layout]\nn = 2\nexpert_counts = [9, -1]\n", {},
+     "value not allowed (run.toml:3, layout.expert_counts): got -1, expected an array of integers from 0 to "
+     "65536, or an array of such arrays"},
     {"[trace]\nfirst_step = 0\n", {},
      "value not allowed (run.toml:2, trace.first_step): got 0, expected an integer from 1 to 1000000000"},
 };
@@ -293,6 +306,7 @@ void Change(const ConfigKey& key, RunConfig& config, int index) {
         if constexpr (std::is_same_v<T, bool>) *value = !*value;
         else if constexpr (std::is_same_v<T, std::string>) *value = key.choices.empty() ? "a\"\\\n\x7f é" : key.choices.back();
         else if constexpr (std::is_same_v<T, double>) *value = 0.1 + 1.0 / (index + 3);
+        else if constexpr (std::is_same_v<T, IntRows>) *value = {{0, index + 1}, {7, 0}};
         else *value = static_cast<T>(key.max) - index;
       },
       key.value(config));
@@ -360,12 +374,33 @@ TEST_F(ConfigTest, Placement) {
   EXPECT_FALSE(placement.colocated);
 }
 
+TEST_F(ConfigTest, ExpertCounts) {
+  EXPECT_TRUE(Load("[layout]\nexpert_counts = []\n").layout.expert_counts.empty());
+  const std::string layout = "[layout]\nn = 3\nexpert_counts = ";
+  const RunConfig equal = Load("[layout]\nn = 3\n"), one = Load(layout + "[5, 0, 3]\n");
+  const RunConfig each = Load("[layout]\nn = 3\n", {"layout.expert_counts=[[8,0,0],[1,2,5]]"});
+  using Begins = std::vector<int64_t>;
+  for (int layer : {0, 1}) {
+    EXPECT_EQ(ExpertBegins(equal, layer), (Begins{0, 2, 5, 8}));  // 8 i / 3, rounded down
+    EXPECT_EQ(ExpertBegins(one, layer), (Begins{0, 5, 5, 8}));
+  }
+  EXPECT_EQ(ExpertBegins(each, 0), (Begins{0, 8, 8, 8}));
+  EXPECT_EQ(ExpertBegins(each, 1), (Begins{0, 1, 3, 8}));
+  for (const RunConfig& config : {equal, one, each}) {
+    EXPECT_EQ(Load(PrintConfig(config)).layout.expert_counts, config.layout.expert_counts);
+  }
+  EXPECT_NE(PrintConfig(one).find("\nexpert_counts = [5, 0, 3]\n"), std::string::npos);
+  EXPECT_NE(PrintConfig(each).find("\nexpert_counts = [[8, 0, 0], [1, 2, 5]]\n"), std::string::npos);
+}
+
 TEST_F(ConfigTest, WorkerNamesFollowTheSchedule) {
   using Names = std::vector<std::string>;
   const RunConfig pools = Load("[layout]\np_a = 2\nm = 2\nn = 3\n");
   EXPECT_EQ(WorkerNames(pools), (Names{"A0.0", "A0.1", "A1.0", "A1.1", "F0.0", "F0.1", "F0.2"}));
   const RunConfig colocated = Load("[layout]\ncolocated = true\np_a = 2\n");
   EXPECT_EQ(WorkerNames(colocated), (Names{"C0.0", "C1.0"}));
+  EXPECT_EQ(WorkerNames(Load("[layout]\nn = 2\nreplicas = 2\n")),
+            (Names{"A0.0", "F0.0", "F0.1", "r1.A0.0", "r1.F0.0", "r1.F0.1"}));
   for (const RunConfig& config : {pools, colocated}) {
     const Names names = WorkerNames(config);
     for (const GroupSchedule& group : ScheduleOf(config, 4, true).groups)
