@@ -268,6 +268,15 @@ class Files(Base):
         self.assert_ok(run("train", "there", "train.steps=9", *two, decay, "train.resume=latest"))
         self.assert_same("there", "there0")
 
+    def test_resume_without_younger_keys(self):
+        self.assert_ok(run("train", "younger", "train.steps=2"))
+        path = os.path.join(out("younger"), "checkpoints", "step-00000002", "manifest.json")
+        manifest = json.load(open(path))
+        self.assertIn("replicas = 1\n", manifest["layout"])
+        manifest["layout"] = manifest["layout"].replace("replicas = 1\n", "")
+        json.dump(manifest, open(path, "w"))
+        self.assert_ok(run("train", "younger", "train.steps=3", "train.resume=latest"))
+
     def test_files_of_replicas(self):
         self.assert_ok(run("train", "copies", "train.steps=4", "layout.replicas=2", "layout.n=2"))
         names = ["A0.0", "F0.0", "F0.1", "r1.A0.0", "r1.F0.0", "r1.F0.1"]

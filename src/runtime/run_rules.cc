@@ -13,7 +13,8 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <vector>
+#include <map>
+#include <sstream>
 
 #include "base/error.h"
 #include "io/checkpoint.h"
@@ -29,16 +30,36 @@ std::string StageName(int64_t stage, int64_t layers) {
   return (stage % 2 == 0 ? "attention of layer " : "experts of layer ") + std::to_string(stage / 2);
 }
 
-std::vector<std::string> Lines(const std::string& text) {
-  std::vector<std::string> out{""};
-  for (char c : text) {
-    if (c == '\n') {
-      out.emplace_back();
-    } else {
-      out.back().push_back(c);
-    }
+// "table.key" of a printed configuration to its value.
+std::map<std::string, std::string> Values(const std::string& text) {
+  std::map<std::string, std::string> out;
+  std::istringstream lines(text);
+  std::string line, table;
+  while (std::getline(lines, line)) {
+    const size_t equals = line.find(" = ");
+    if (line.starts_with('[')) table = line.substr(1, line.find(']') - 1) + ".";
+    if (equals != line.npos) out[table + line.substr(0, equals)] = line.substr(equals + 3);
   }
   return out;
+}
+
+// A key that one side does not know, because it is younger, is at its default there.
+void RequireSameRun(const std::string& theirs_text, const std::string& ours_text, const std::string& folder) {
+  const auto theirs = Values(theirs_text), ours = Values(ours_text), defaults = Values(PrintConfig({}));
+  std::map<std::string, std::string> all = ours;
+  all.insert(theirs.begin(), theirs.end());
+  for (const auto& [key, any] : all) {
+    const auto value = [&](const std::map<std::string, std::string>& values) -> std::string {
+      for (const auto* from : {&values, &defaults}) {
+        const auto it = from->find(key);
+        if (it != from->end()) return key.substr(key.find('.') + 1) + " = " + it->second;
+      }
+      return "nothing";
+    };
+    if (value(ours) == value(theirs)) continue;
+    throw Error({"the checkpoint is of another run", folder, value(ours), value(theirs),
+                 "model, batch, dtype, data and seed must stay the same; or start anew without train.resume"});
+  }
 }
 
 }  // namespace
@@ -84,14 +105,7 @@ Resume FindCheckpoint(const RunConfig& config, const IndexedDataset& data) {
   r.folder = ResolveCheckpoint(config.out + "/checkpoints", config.train.resume);
   const CheckpointManifest manifest = ReadManifest(r.folder);
   r.step = manifest.step;
-  const auto theirs = Lines(manifest.layout), ours = Lines(ResumeKey(config, data.num_tokens()));
-  for (size_t i = 0; i < std::max(theirs.size(), ours.size()); ++i) {
-    const std::string a = i < ours.size() ? ours[i] : "nothing", b = i < theirs.size() ? theirs[i] : "nothing";
-    if (a != b) {
-      throw Error({"the checkpoint is of another run", r.folder, a, b,
-                   "model, batch, dtype, data and seed must stay the same; or start anew without train.resume"});
-    }
-  }
+  RequireSameRun(manifest.layout, ResumeKey(config, data.num_tokens()), r.folder);
   if (r.step > config.train.steps) {
     throw Error({"the checkpoint is beyond the last step", r.folder, "step " + std::to_string(r.step),
                  "at most " + std::to_string(config.train.steps), "raise train.steps"});
