@@ -108,6 +108,7 @@ constexpr const char* kSimulate = R"(Simulates a training step: of a model on a 
   disagmoe simulate qwen3-235b-a22b h800x128 --schedule af-pipe,megatron-1f1b --seq 4k,8k,16k,32k
   disagmoe simulate deepseek-moe h800x32 --schedule af-pipe --set p=2 --set m=10 --set n=6 --set batch=240 --workers
   disagmoe simulate mixtral-8x7b h100x64 --schedule all --set dedup=node --set tutel:parts=4
+  disagmoe simulate deepseek-moe h800x16+h200x8    the attention pool's machines and the FFN pool's
   disagmoe simulate my-model/config.json my-cluster.toml --schedule af-pipe --trace step.json
   disagmoe simulate configs/tiny.toml --profile profile.json --against out/tiny    predicted beside measured
 

@@ -30,7 +30,8 @@ int64_t ParseTokens(const std::string& text) {
   throw Error({"value not allowed", "--seq", "\"" + text + "\"", "tokens, such as 4096 or 4k", ""});
 }
 
-std::vector<std::string> SchedulesOf(const SimulateArguments& a) {
+std::vector<std::string> SchedulesOf(const SimulateArguments& a, bool two_clusters) {
+  if (a.schedules.empty() && two_clusters) return {"af-pipe", "af-pipe-zb"};
   if (a.schedules.empty()) return {"af-pipe", "megatron-1f1b", "megatron-overlap"};
   std::vector<std::string> out;
   for (const std::string& name : a.schedules) {
@@ -185,11 +186,21 @@ ordered_json ToJson(const Evaluation& e) {
 }
 
 void PrintHead(const Job& job, int64_t batch) {
-  const EfficiencySpec& e = job.cluster.efficiency;
-  std::printf("%s on %s (%d x %s), batch of %lld sequences\n", job.model.name.c_str(), job.cluster.name.c_str(),
-              job.cluster.gpus, job.cluster.gpu.name.c_str(), static_cast<long long>(batch));
-  std::printf("efficiencies: attention %.2f/%.2f, GEMM %.2f, experts %.2f; NICs of %g GB/s\n", e.attention_forward,
-              e.attention_backward, e.gemm, e.grouped_gemm, job.cluster.nic_gbytes_s);
+  std::vector<ClusterSpec> clusters{job.cluster};
+  if (job.ffn_cluster) clusters.push_back(*job.ffn_cluster);
+  std::string names, gpus;
+  for (const ClusterSpec& c : clusters) {
+    names += (names.empty() ? "" : "+") + c.name;
+    gpus += (gpus.empty() ? "" : " + ") + std::to_string(c.gpus) + " x " + c.gpu.name;
+  }
+  std::printf("%s on %s (%s), batch of %lld sequences\n", job.model.name.c_str(), names.c_str(), gpus.c_str(),
+              static_cast<long long>(batch));
+  for (size_t i = 0; i < clusters.size(); ++i) {
+    const EfficiencySpec& e = clusters[i].efficiency;
+    std::printf("efficiencies%s: attention %.2f/%.2f, GEMM %.2f, experts %.2f; NICs of %g GB/s\n",
+                clusters.size() == 1 ? "" : i == 0 ? " of the attention pool" : " of the FFN pool",
+                e.attention_forward, e.attention_backward, e.gemm, e.grouped_gemm, clusters[i].nic_gbytes_s);
+  }
 }
 
 // When it first has too little memory.
@@ -220,6 +231,9 @@ void PrintRow(const Evaluation& e, int64_t batch, const Evaluation* plain, const
   char network[40];
   std::snprintf(network, sizeof network, e.job.colocated() ? "all-to-all %.2f" : "M2N %.2f",
                 e.job.colocated() ? efficiency.all_to_all : efficiency.m2n);
+  if (e.job.ffn_cluster && e.job.ffn_cluster->efficiency.m2n != efficiency.m2n) {
+    std::snprintf(network, sizeof network, "M2N %.2f/%.2f", efficiency.m2n, e.job.ffn_cluster->efficiency.m2n);
+  }
   // Pools of odd sizes have the nearest batch that divides.
   const std::string own = e.job.global_batch == batch ? "" : ", batch " + std::to_string(e.job.global_batch);
   std::printf("%-16s %9.3f %7.0f %6.0f %5.1f | %4.0f %4.0f %4.0f %4.0f | %5s | %5.2f | %s %s | %s%s%s; a row per "
@@ -334,11 +348,13 @@ void WriteTrace(const std::string& path, const Evaluation& found) {
 }  // namespace
 
 int SimulateCommand(const SimulateArguments& a) {
-  const std::vector<std::string> schedules = SchedulesOf(a);
+  const std::vector<ClusterSpec> clusters = LoadClusters(a.cluster);
+  const std::vector<std::string> schedules = SchedulesOf(a, clusters.size() == 2);
   CheckPrefixes(a, schedules);
   Job base;
   base.model = LoadModelShape(a.model);
-  base.cluster = LoadCluster(a.cluster);
+  base.cluster = clusters[0];
+  if (clusters.size() == 2) base.ffn_cluster = clusters[1];
   if (!a.expert_load.empty()) base.expert_load = ReadExpertLoad(a.expert_load);
   std::vector<int64_t> sequences;
   for (const std::string& text : a.sequences) sequences.push_back(ParseTokens(text));

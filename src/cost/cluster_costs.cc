@@ -117,8 +117,9 @@ double ClusterCosts::Tables::RowsOfToken(const std::vector<Holder>& holders) con
 }
 
 double ClusterCosts::Tables::NicsOf(int group) const {
-  const double given = colocated || group < job.p_a ? job.nics_a : job.nics_f;
-  return given > 0 ? given : static_cast<double>(job.cluster.nics_per_node) / job.cluster.gpus_per_node;
+  const double given = job.is_ffn(group) ? job.nics_f : job.nics_a;
+  const ClusterSpec& c = job.cluster_of(group);
+  return given > 0 ? given : static_cast<double>(c.nics_per_node) / c.gpus_per_node;
 }
 
 ClusterCosts::ClusterCosts(const Job& job, const Schedule& schedule)
@@ -184,6 +185,8 @@ int64_t ClusterCosts::MessageBytes(const Op& send, int c) const {
   return (IsOwner(send, false) ? t_->owner_bytes : t_->holder_bytes)[t_->At(send, c)];
 }
 
-int64_t ClusterCosts::MemoryLimit(int) const { return RoundToInt(t_->job.cluster.gpu.memory_gb * 1e9); }
+int64_t ClusterCosts::MemoryLimit(int c) const {
+  return RoundToInt(t_->job.cluster_of(t_->classes[c].group).gpu.memory_gb * 1e9);
+}
 
 }  // namespace disagmoe

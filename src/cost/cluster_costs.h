@@ -1,6 +1,9 @@
 // Times, bytes and memory of a schedule's operations on a modelled cluster: work.h, traffic.h and memory put together.
 // A group's workers are one class unless routing is uneven, computations jitter, or one of them is slow.
 //
+// Where the FFN pool has machines of its own, each worker's times, NICs and memory are those of its pool's; a message
+// between the pools takes each side its own time, and the larger latency of the two.
+//
 // Assumed: a replica's workers stand side by side on nodes (NodesOf); of a group whose workers see different
 // neighbours or hold different numbers of experts, the one that has most counts; gradient sums and the optimizer come
 // after the last computation, are in nobody's way on the spine, and are hidden by nothing; the embedding costs nothing;

@@ -38,11 +38,9 @@ ClusterCosts::Tables::GroupParams ClusterCosts::Tables::ParamsOf(int group) cons
 // Sums of gradients, then weights to all holders of the sharded state (or whole sums to all): over NVLink among the
 // holders on a node; of what is left each NIC carries its share.
 void ClusterCosts::Tables::FillEnds() {
-  const ClusterSpec& c = job.cluster;
   const double replicas = job.replicas();
-  const double replicas_on_node = std::clamp(static_cast<double>(c.gpus_per_node / job.workers()), 1.0, replicas);
   const double bytes = job.shard_optimizer ? job.gradient_bytes + job.weight_bytes : 2 * job.gradient_bytes;
-  const auto sum_ns = [&](double params, double holders, double near, double nics) {
+  const auto sum_ns = [&](const ClusterSpec& c, double params, double holders, double near, double nics) {
     near = std::min(near, holders);
     const double nodes_of = holders / near;
     const double nvlink = params * bytes * (near - 1) / near / (c.nvlink_gbytes_s * c.efficiency.nvlink);
@@ -52,6 +50,11 @@ void ClusterCosts::Tables::FillEnds() {
   static_parts.resize(classes.size());
   ends.resize(classes.size());
   for (size_t group = 0; group < s.groups.size(); ++group) {
+    const ClusterSpec& c = job.cluster_of(static_cast<int>(group));
+    const int64_t beside_it = !job.ffn_cluster                         ? job.workers()
+                              : job.is_ffn(static_cast<int>(group)) ? int64_t{job.p_f} * job.n
+                                                                       : int64_t{job.p_a} * job.m;
+    const double replicas_on_node = std::clamp(static_cast<double>(c.gpus_per_node / beside_it), 1.0, replicas);
     const GroupParams params = ParamsOf(static_cast<int>(group));
     const auto workers = static_cast<double>(Ranks(static_cast<int>(group)).size());
     const double holders = workers * replicas * s.num_routes;
@@ -62,11 +65,11 @@ void ClusterCosts::Tables::FillEnds() {
     int near = static_cast<int>(workers);
     for (const auto& [node, count] : on_node) near = std::min(near, count);
     const double nics = NicsOf(static_cast<int>(group));
-    const double shared_ns = sum_ns(params.shared, holders, near * replicas_on_node, nics);
+    const double shared_ns = sum_ns(c, params.shared, holders, near * replicas_on_node, nics);
     for (size_t w = 0; w < params.experts.size(); ++w) {
       const int k = first_class[group] + LocalClass(static_cast<int>(group), w);
       const double experts = params.experts[w];
-      const double ns = shared_ns + sum_ns(experts, expert_holders, replicas_on_node, nics);
+      const double ns = shared_ns + sum_ns(c, experts, expert_holders, replicas_on_node, nics);
       ends[k].reduce_ns = std::max(ends[k].reduce_ns, RoundToInt(ns * slow_nic[k]));
       const double updated = job.shard_optimizer ? params.shared / holders + experts / expert_holders
                                                  : params.shared + experts;

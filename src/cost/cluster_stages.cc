@@ -24,7 +24,7 @@ void Raise(StageCost* to, const StageCost& x, double slow) {
 // Where exchanges hold the computation, only stages in parts run beside one.
 double ClusterCosts::Tables::SlowerBy(int at, int group) const {
   const bool overlaps = !s.sync_exchange || s.parts(at) > 1;
-  return overlaps ? 1 + beside[group] * job.cluster.efficiency.overlap_slowdown : 1;
+  return overlaps ? 1 + beside[group] * job.cluster_of(group).efficiency.overlap_slowdown : 1;
 }
 
 // Of one micro-batch: the time that a group's links send, over that of the computations that may run beside it; of its
@@ -69,9 +69,9 @@ void ClusterCosts::Tables::FillBeside() {
   }
 }
 
-StageCost ClusterCosts::Tables::Timed(const Work& work, const Work& again, double rows_per_expert, double launches,
-                                      double slower) const {
-  const ClusterSpec& c = job.cluster;
+StageCost ClusterCosts::Tables::Timed(int group, const Work& work, const Work& again, double rows_per_expert,
+                                      double launches, double slower) const {
+  const ClusterSpec& c = job.cluster_of(group);
   const double launch = c.efficiency.op_overhead_us * 1e3 * launches;
   StageCost out;
   out.forward_ns = RoundToInt(slower * TimeNs(work, {.forward = true}, c, rows_per_expert) + launch);
@@ -85,7 +85,7 @@ StageCost ClusterCosts::Tables::Timed(const Work& work, const Work& again, doubl
   return out;
 }
 
-StageCost ClusterCosts::Tables::AttentionCost(int layer, int route, double slower) {
+StageCost ClusterCosts::Tables::AttentionCost(int group, int layer, int route, double slower) {
   const int cut = s.parts(2 * layer);
   double copies = 0;
   for (int part = 0; part < (OwnExperts() ? s.parts(2 * layer + 1) : 1); ++part) {
@@ -93,7 +93,7 @@ StageCost ClusterCosts::Tables::AttentionCost(int layer, int route, double slowe
   }
   const double tokens = TokensOfOwner() / cut;
   const Work work = AttentionWork(model, layer, job.seq_length, copies) * tokens;
-  StageCost out = Timed(work, work, 0, 1, slower);
+  StageCost out = Timed(group, work, work, 0, 1, slower);
   const double rows = copies * kBf16 * static_cast<double>(model.hidden_size);  // on their way out
   const double kept = AttentionActivationBytes(job, layer);
   out.kept_bytes = RoundToInt(tokens * kept);
@@ -105,8 +105,8 @@ StageCost ClusterCosts::Tables::AttentionCost(int layer, int route, double slowe
 }
 
 // Of a holder: `equal` is its share of its group's workers, all_pairs what a token brings to all of them.
-StageCost ClusterCosts::Tables::FfnCost(int layer, const Holder& h, double equal, double all_pairs, int part,
-                                        double slower) const {
+StageCost ClusterCosts::Tables::FfnCost(int group, int layer, const Holder& h, double equal, double all_pairs,
+                                        int part, double slower) const {
   const int cut = OwnExperts() ? 1 : s.parts(2 * layer + 1);
   const bool tiles = job.schedule == "comet";  // one kernel for all parts
   const double tokens = TokensOfMicroBatch() / cut;
@@ -131,7 +131,7 @@ StageCost ClusterCosts::Tables::FfnCost(int layer, const Holder& h, double equal
   work += CommonFfnWork(model, layer) * home_tokens;
   if (!colocated) work += FfnRowWork(model) * rows;
 
-  StageCost out = Timed(work, FfnRecomputeWork(work), rows_per_expert, tiles ? 1.0 / cut : 1, slower);
+  StageCost out = Timed(group, work, FfnRecomputeWork(work), rows_per_expert, tiles ? 1.0 / cut : 1, slower);
   const auto keeps = [&](const Job& j) {
     return rows * FfnRowBytes(j) + pairs * FfnPairBytes(j) + home_tokens * CommonFfnBytes(j, layer);
   };
@@ -152,7 +152,7 @@ StageCost ClusterCosts::Tables::FfnCost(int layer, const Holder& h, double equal
 StageCost ClusterCosts::Tables::HeadCost(int group, double slower) const {
   const double tokens = TokensOfMicroBatch() / static_cast<double>(Ranks(group).size());
   const Work work = HeadWork(model) * tokens;
-  const ClusterSpec& c = job.cluster;
+  const ClusterSpec& c = job.cluster_of(group);
   const double launch = c.efficiency.op_overhead_us * 1e3;
   StageCost out;
   out.forward_ns = RoundToInt(slower * TimeNs(work, {.forward = true, .weight_gradient = s.backward}, c, 0) + launch);
@@ -174,7 +174,7 @@ void ClusterCosts::Tables::FillStages() {
         const double slower = SlowerBy(i, group);
         const StageCost same = ffn               ? StageCost{}
                                : i == stages - 1 ? HeadCost(group, slower)
-                                                 : AttentionCost(i / 2, route, slower);
+                                                 : AttentionCost(group, i / 2, route, slower);
         const std::vector<Holder>* holders = ffn ? &Holders(i / 2, group, part) : nullptr;
         double pairs = 0;
         if (ffn) {
@@ -183,7 +183,7 @@ void ClusterCosts::Tables::FillStages() {
         const size_t workers = Ranks(group).size();
         for (size_t w = 0; w < workers; ++w) {
           Raise(&row[LocalClass(group, w)],
-                ffn ? FfnCost(i / 2, (*holders)[w], 1 / static_cast<double>(workers), pairs, part, slower)
+                ffn ? FfnCost(group, i / 2, (*holders)[w], 1 / static_cast<double>(workers), pairs, part, slower)
                     : same,
                 slow_compute[members_of[Ranks(group)[w]]]);
         }

@@ -82,13 +82,16 @@ struct ClusterCosts::Tables {
 
  private:
   Straggler SlownessOf(const GroupSchedule& group, size_t worker, bool* named, std::vector<char>* used) const;
-  StageCost AttentionCost(int layer, int route, double slower);
-  StageCost FfnCost(int layer, const Holder& h, double equal, double all_pairs, int part, double slower) const;
+  StageCost AttentionCost(int group, int layer, int route, double slower);
+  StageCost FfnCost(int group, int layer, const Holder& h, double equal, double all_pairs, int part,
+                    double slower) const;
   StageCost HeadCost(int group, double slower) const;
-  StageCost Timed(const Work& work, const Work& again, double rows_per_expert, double launches, double slower) const;
+  StageCost Timed(int group, const Work& work, const Work& again, double rows_per_expert, double launches,
+                  double slower) const;
   void FillBeside();
   double SlowerBy(int at, int group) const;
-  TransferCost Cost(const SideRows& rows, double rate, double row_bytes, int cut, double slow) const;
+  TransferCost Cost(int group, int peer, const SideRows& rows, double rate, double row_bytes, int cut,
+                    double slow) const;
   void FillBoundary(int route, int boundary, int part);
   void FillExchange(int route, int boundary, int part, int owner_group, int holder_group,
                     std::vector<TransferCost>* owner_costs, std::vector<TransferCost>* holder_costs, bool local);

@@ -15,10 +15,11 @@ void Raise(SideRows* to, const SideRows& x) {
 
 }  // namespace
 
-// rate: of the worker's NICs, bytes a nanosecond. A message is one of `cut`, which have the rows together.
-TransferCost ClusterCosts::Tables::Cost(const SideRows& rows, double rate, double row_bytes, int cut,
-                                        double slow) const {
-  const ClusterSpec& c = job.cluster;
+// Of a worker of `group`, to or from `peer`. rate: of the worker's NICs, bytes a nanosecond. A message is one of `cut`,
+// which have the rows together.
+TransferCost ClusterCosts::Tables::Cost(int group, int peer, const SideRows& rows, double rate, double row_bytes,
+                                        int cut, double slow) const {
+  const ClusterSpec& c = job.cluster_of(group);
   TransferCost out;
   out.nic_bytes = RoundToInt(rows.nic * row_bytes / cut);
   out.nvlink_bytes = RoundToInt(rows.nvlink * row_bytes / cut);
@@ -32,9 +33,8 @@ TransferCost ClusterCosts::Tables::Cost(const SideRows& rows, double rate, doubl
     const double nvlink = c.nvlink_gbytes_s * c.efficiency.nvlink;
     out.nvlink_ns = RoundToInt(static_cast<double>(out.nvlink_bytes) / nvlink + overhead);
   }
-  out.latency_ns = RoundToInt(1e3 * (out.nic_bytes > 0      ? c.nic_latency_us
-                                     : out.nvlink_bytes > 0 ? c.nvlink_latency_us
-                                                            : 0));
+  const double far_us = std::max(c.nic_latency_us, job.cluster_of(peer).nic_latency_us);
+  out.latency_ns = RoundToInt(1e3 * (out.nic_bytes > 0 ? far_us : out.nvlink_bytes > 0 ? c.nvlink_latency_us : 0));
   return out;
 }
 
@@ -69,9 +69,9 @@ void ClusterCosts::Tables::FillExchange(int route, int boundary, int part, int o
   const bool inside = owner_group == holder_group;
   const std::vector<int> owner_nodes = NodesOfGroup(owner_group);
   const double tokens = TokensOfMicroBatch() / static_cast<double>(owner_nodes.size());
-  const ExchangeRows rows = RowsOf(owner_nodes, tokens, holders, inside, job.dedup, job.cluster);
+  const ExchangeRows rows = RowsOf(owner_nodes, tokens, holders, inside, job.dedup, job.cluster_of(owner_group),
+                                   job.cluster_of(holder_group));
 
-  const EfficiencySpec& e = job.cluster.efficiency;
   const double h = static_cast<double>(model.hidden_size);
   // Every pair's metadata, spread over the rows that are sent.
   double pairs = 0, visits = 0;
@@ -84,7 +84,9 @@ void ClusterCosts::Tables::FillExchange(int route, int boundary, int part, int o
                             : 0;
   const auto fill = [&](int group, const std::vector<SideRows>& sides, std::vector<TransferCost>* table,
                         std::vector<int64_t>* message) {
-    const double rate = NicsOf(group) * job.cluster.nic_gbytes_s * (inside ? e.all_to_all : e.m2n);
+    const ClusterSpec& c = job.cluster_of(group);
+    const double rate = NicsOf(group) * c.nic_gbytes_s * (inside ? c.efficiency.all_to_all : c.efficiency.m2n);
+    const int peer = group == owner_group ? holder_group : owner_group;
     std::vector<SideRows> worst(stride);
     std::vector<int> used(stride, -1);
     for (size_t w = 0; w < sides.size(); ++w) {
@@ -97,7 +99,7 @@ void ClusterCosts::Tables::FillExchange(int route, int boundary, int part, int o
     }
     for (int i = 0; i < stride && used[i] >= 0; ++i) {
       if (shadow > 0) (worst[i].nic > 0 ? worst[i].nic : worst[i].nvlink) += shadow / row_bytes;
-      (*table)[Row(route, boundary, part) + i] = Cost(worst[i], rate, row_bytes, cut, slow_nic[used[i]]);
+      (*table)[Row(route, boundary, part) + i] = Cost(group, peer, worst[i], rate, row_bytes, cut, slow_nic[used[i]]);
     }
   };
   fill(owner_group, rows.owners, owner_costs, &owner_bytes);
@@ -119,7 +121,8 @@ void ClusterCosts::Tables::FillSend(int route, int boundary, int part, int from,
       const double row_bytes = kBf16 * static_cast<double>(model.hidden_size);
       const int cut = s.boundary_parts(boundary);
       const size_t row = Row(route, boundary, part) + at;
-      (group == from ? holder : owner)[row] = Cost(worst[at], rate, row_bytes, cut, slow_nic[first_class[group] + at]);
+      (group == from ? holder : owner)[row] = Cost(group, group == from ? to : from, worst[at], rate, row_bytes, cut,
+                                                   slow_nic[first_class[group] + at]);
       (group == from ? holder_bytes : owner_bytes)[row] = RoundToInt(tokens * row_bytes / cut);
     }
   }

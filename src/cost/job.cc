@@ -25,6 +25,16 @@ bool Job::colocated() const {
   return false;
 }
 
+int Job::replicas() const {
+  return static_cast<int>((cluster.gpus - idle_gpus) / (ffn_cluster ? int64_t{p_a} * m : workers()));
+}
+
+double Job::peak_tflops() const {
+  if (!ffn_cluster) return cluster.gpu.peak_tflops;
+  return (cluster.gpu.peak_tflops * cluster.gpus + ffn_cluster->gpu.peak_tflops * ffn_cluster->gpus) /
+         static_cast<double>(gpus());
+}
+
 bool Job::overlaps() const { return schedule != "megatron-1f1b"; }
 
 void CheckName(const Job& job) {
@@ -59,18 +69,18 @@ void CheckLoads(const Job& job) {
 }
 
 // All workers' NICs are those of the cluster; which of them are on whose node is not looked at.
-void CheckNics(const Job& job) {
-  const ClusterSpec& c = job.cluster;
+void CheckNics(const Job& job, const ClusterSpec& c, bool attention, bool ffn) {
   const double equal = static_cast<double>(c.nics_per_node) / c.gpus_per_node;
   const double a = job.nics_a > 0 ? job.nics_a : equal;
   const double f = job.nics_f > 0 ? job.nics_f : equal;
-  const double used = job.replicas() * (a * job.p_a * job.m + (job.colocated() ? 0 : f * job.p_f * job.n));
+  const double used = job.replicas() * ((attention ? a * job.p_a * job.m : 0) + (ffn ? f * job.p_f * job.n : 0));
   const double there = equal * c.gpus;
   char got[120], most[40];
   if (used > there * (1 + 1e-9)) {
     std::snprintf(got, sizeof got, "%g", used);
     std::snprintf(most, sizeof most, "at most the cluster's %g", there);
-    Refuse("more NICs than there are", job.colocated() ? "nics" : "nics_a, nics_f", got, most);
+    const std::string both = attention && ffn ? "nics_a, nics_f" : ffn ? "nics_f" : "nics_a";
+    Refuse("more NICs than there are", job.colocated() ? "nics" : both, got, most);
   }
   if (c.topology != "rail" && c.spine_oversubscription != 1) {
     std::snprintf(got, sizeof got, "%g", c.spine_oversubscription);
@@ -85,7 +95,7 @@ void CheckSize(const Job& job) {
   char got[120];
   const double tokens = static_cast<double>(job.global_batch) * static_cast<double>(job.seq_length);
   const double seconds = tokens * TrainFlopsPerToken(job.model, job.seq_length) /
-                         (job.cluster.gpu.peak_tflops * 1e12 * job.cluster.gpus);
+                         (job.peak_tflops() * 1e12 * static_cast<double>(job.gpus()));
   if (seconds > kMostSeconds) {
     std::snprintf(got, sizeof got, "%g s at the peak of all GPUs", seconds);
     Refuse("a step that takes too long", "batch, --seq", got, "at most 1e+06 s", "");
@@ -98,24 +108,53 @@ void CheckSize(const Job& job) {
   }
 }
 
+// `workers` of a replica, of which each GPU of the cluster that is used has one.
+void CheckGpus(const Job& job, const ClusterSpec& cluster, int idle, const char* idle_name, const std::string& layout,
+               int64_t workers) {
+  if (idle < 0 || idle >= cluster.gpus) {
+    Refuse("value out of range", idle_name, std::to_string(idle),
+           "0 or more, less than the cluster's " + std::to_string(cluster.gpus));
+  }
+  const int used = cluster.gpus - idle;
+  if (used % workers == 0) return;
+  const std::string all = "the cluster's " + std::to_string(cluster.gpus);
+  const std::string left = std::to_string(used) + ", " + all + " less " + std::to_string(idle) + " idle";
+  Refuse("a pipeline's workers do not divide the GPUs", "layout of " + job.schedule,
+         layout + " = " + std::to_string(workers), "a divisor of " + (idle > 0 ? left : all),
+         "the rest of the cluster holds replicas of it");
+}
+
+void CheckClusters(const Job& job) {
+  if (!job.ffn_cluster) {
+    CheckGpus(job, job.cluster, job.idle_gpus, "idle", job.colocated() ? "p * ep" : "p_a * m + p_f * n", job.workers());
+    if (job.idle_ffn_gpus != 0) {
+      Refuse("a setting that is not used", "idle_ffn", std::to_string(job.idle_ffn_gpus), "0: one cluster");
+    }
+    return CheckNics(job, job.cluster, true, !job.colocated());
+  }
+  if (job.colocated()) {
+    Refuse("a schedule without pools on two clusters", job.schedule, job.cluster.name + "+" + job.ffn_cluster->name,
+           "one cluster", "af-pipe, af-pipe-zb and hetermoe have an attention and an FFN pool");
+  }
+  if (job.mixed_nodes) Refuse("pools that share nodes", "mixed_nodes", "pools on clusters of their own", "false");
+  const int64_t a = int64_t{job.p_a} * job.m, f = int64_t{job.p_f} * job.n;
+  CheckGpus(job, job.cluster, job.idle_gpus, "idle", "p_a * m", a);
+  CheckGpus(job, *job.ffn_cluster, job.idle_ffn_gpus, "idle_ffn", "p_f * n", f);
+  const int64_t replicas = (job.ffn_cluster->gpus - job.idle_ffn_gpus) / f;
+  if (replicas != job.replicas()) {
+    Refuse("pools of different numbers of replicas",
+           "p_a * m = " + std::to_string(a) + ", p_f * n = " + std::to_string(f),
+           std::to_string(job.replicas()) + " of attention, " + std::to_string(replicas) + " of FFN", "as many of both");
+  }
+  CheckNics(job, job.cluster, true, false);
+  CheckNics(job, *job.ffn_cluster, false, true);
+}
+
 }  // namespace
 
 void CheckJob(const Job& job) {
   CheckName(job);
-  const std::string layout = job.colocated() ? "p * ep = " : "p_a * m + p_f * n = ";
-  const int64_t workers = job.workers();
-  if (job.idle_gpus < 0 || job.idle_gpus >= job.cluster.gpus) {
-    Refuse("value out of range", "idle", std::to_string(job.idle_gpus),
-           "0 or more, less than the cluster's " + std::to_string(job.cluster.gpus));
-  }
-  const int used = job.cluster.gpus - job.idle_gpus;
-  if (used % workers != 0) {
-    const std::string all = "the cluster's " + std::to_string(job.cluster.gpus);
-    const std::string left = std::to_string(used) + ", " + all + " less " + std::to_string(job.idle_gpus) + " idle";
-    Refuse("a pipeline's workers do not divide the GPUs", "layout of " + job.schedule, layout + std::to_string(workers),
-           "a divisor of " + (job.idle_gpus > 0 ? left : all),
-           "the rest of the cluster holds replicas of it");
-  }
+  CheckClusters(job);
   const int64_t wave = int64_t{job.replicas()} * job.m * job.sequences;
   if (job.global_batch % wave != 0) {
     Refuse("the batch does not divide into micro-batches", "batch", std::to_string(job.global_batch),
@@ -137,7 +176,6 @@ void CheckJob(const Job& job) {
            "at most " + std::to_string(job.model.num_experts));
   }
   CheckLoads(job);
-  CheckNics(job);
   CheckSize(job);
   if (job.seq_length < 1) Refuse("value out of range", "--seq", std::to_string(job.seq_length), "at least 1");
 }
@@ -177,7 +215,9 @@ std::vector<int> NodesOf(const Job& job) {
     std::stable_sort(order.begin(), order.end(), [&](int x, int y) { return at(x) < at(y); });
     for (int i = 0; i < workers; ++i) place[order[i]] = i;
   }
-  for (int& x : place) x /= job.cluster.gpus_per_node;
+  const int a = job.ffn_cluster ? job.p_a * job.m : workers;
+  for (int r = 0; r < a; ++r) place[r] /= job.cluster.gpus_per_node;
+  for (int r = a; r < workers; ++r) place[r] = place[a - 1] + 1 + (r - a) / job.ffn_cluster->gpus_per_node;
   return place;
 }
 

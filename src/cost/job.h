@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@ struct Straggler {
 struct Job {
   ModelShape model;
   ClusterSpec cluster;
+  std::optional<ClusterSpec> ffn_cluster;  // two pools: the FFN pool's own machines; `cluster` is the attention pool's
   std::string schedule = "af-pipe";
 
   int64_t seq_length = 4096;
@@ -33,6 +35,7 @@ struct Job {
   // Layout of one pipeline; the rest of the cluster holds data-parallel replicas of it, but for those left unused.
   int p_a = 1, p_f = 1, m = 1, n = 1;  // colocated: p_a groups of m
   int idle_gpus = 0;                   // left unused; a GPU's tokens and MFU count them
+  int idle_ffn_gpus = 0;               // of ffn_cluster
   int virtual_stages = 1;              // colocated
   bool head_on_attention = false;      // two pools
   int round = 0;                       // q; 0 = chosen
@@ -65,7 +68,12 @@ struct Job {
 
   bool colocated() const;
   int64_t workers() const { return int64_t{p_a} * m + (colocated() ? 0 : int64_t{p_f} * n); }  // of a replica
-  int replicas() const { return static_cast<int>((cluster.gpus - idle_gpus) / workers()); }
+  int64_t gpus() const { return int64_t{cluster.gpus} + (ffn_cluster ? ffn_cluster->gpus : 0); }
+  int replicas() const;
+  // Of a group: in the order of a schedule's groups, attention first.
+  bool is_ffn(int group) const { return !colocated() && group >= p_a; }
+  const ClusterSpec& cluster_of(int group) const { return ffn_cluster && group >= p_a ? *ffn_cluster : cluster; }
+  double peak_tflops() const;  // dense, mean of all GPUs
   int64_t micro_batches() const { return global_batch / (int64_t{replicas()} * m * sequences); }
   bool uneven() const { return routing_skew > 0 || !expert_load.empty(); }
   // Computation of one group goes on while its own exchanges run.
@@ -74,8 +82,9 @@ struct Job {
 
 // Throws Error for an unknown schedule.
 void CheckName(const Job& job);
-// Throws Error where numbers cannot be: more workers than GPUs that are used, a batch that does not divide, more workers than
-// experts, more NICs than there are, a step too long or of too many operations to be simulated.
+// Throws Error where numbers cannot be: more workers than GPUs that are used, pools of other numbers of replicas, a batch
+// that does not divide, more workers than experts, more NICs than there are, a step too long or of too many operations
+// to be simulated.
 void CheckJob(const Job& job);
 
 // Settings by name, for --set; throws Error for an unknown one (with the nearest), a value that cannot be, and one that
@@ -93,7 +102,7 @@ PlacementSpec PlacementOf(const Job& job);
 // stragglers and uneven routing.
 Schedule ScheduleOf(const Job& job);
 
-// Node of each worker of a replica, by rank.
+// Node of each worker of a replica, by rank. An FFN pool on machines of its own: after those of the attention pool.
 std::vector<int> NodesOf(const Job& job);
 
 }  // namespace disagmoe

@@ -49,7 +49,17 @@ bool HasSlope(const Job& j) { return HasRounds(j) && j.schedule != "hetermoe"; }
 bool HasVirtualStages(const Job& j) { return j.colocated() && HasRounds(j); }
 bool Overlaps(const Job& j) { return j.overlaps(); }
 bool IsRandom(const Job& j) { return j.jitter > 0 || j.uneven(); }
-bool HasSpine(const Job& j) { return j.cluster.topology == "rail" && j.cluster.gpus > j.cluster.gpus_per_node; }
+bool HasFfnCluster(const Job& j) { return j.ffn_cluster.has_value(); }
+bool HasSpine(const Job& j) {
+  if (j.ffn_cluster) return j.cluster.topology == "rail" || j.ffn_cluster->topology == "rail";
+  return j.cluster.topology == "rail" && j.cluster.gpus > j.cluster.gpus_per_node;
+}
+// A setting of the network is one of both pools.
+template <typename Change>
+void OfBoth(Job* j, Change change) {
+  change(&j->cluster);
+  if (j->ffn_cluster) change(&*j->ffn_cluster);
+}
 std::function<bool(const Job&)> OneOf(std::vector<std::string> names) {
   return [names = std::move(names)](const Job& j) {
     return std::find(names.begin(), names.end(), j.schedule) != names.end();
@@ -109,6 +119,8 @@ std::vector<Knob> MakeKnobs() {
       {"ep", "workers of a colocated group (expert parallel)", Colocated, "colocated schedules only",
        SET { j->m = Whole("ep", v, 1); }},
       {"idle", "GPUs left unused", AnySchedule, "", SET { j->idle_gpus = Whole("idle", v, 0); }},
+      {"idle_ffn", "GPUs of an FFN pool's own cluster left unused", HasFfnCluster, "two clusters only",
+       SET { j->idle_ffn_gpus = Whole("idle_ffn", v, 0); }},
       {"v", "virtual stages: chunks of layers a group holds", HasVirtualStages,
        "two pools hold a layer a chunk, dualpipe a chunk a direction", SET { j->virtual_stages = Whole("v", v, 1); }},
       {"b", "sequences of an attention worker in a micro-batch", AnySchedule, "",
@@ -160,13 +172,17 @@ std::vector<Knob> MakeKnobs() {
        SET { j->seed = static_cast<uint64_t>(Whole("seed", v, 0)); }},
       {"spine_oversubscription", "2 = the spine carries half of what the leaves could send", HasSpine,
        "one node or one switch has no spine",
-       SET { j->cluster.spine_oversubscription = Number("spine_oversubscription", v, 1, 100); }},
+       SET {
+         OfBoth(j, [x = Number("spine_oversubscription", v, 1, 100)](ClusterSpec* c) {
+           if (c->topology == "rail") c->spine_oversubscription = x;
+         });
+       }},
       {"nic_gbytes_s", "of a NIC and direction", AnySchedule, "",
-       SET { j->cluster.nic_gbytes_s = Number("nic_gbytes_s", v, 1e-3, 1e5); }},
+       SET { OfBoth(j, [x = Number("nic_gbytes_s", v, 1e-3, 1e5)](ClusterSpec* c) { c->nic_gbytes_s = x; }); }},
       {"m2n", "efficiency of the NIC in M2N", TwoPools, "two pools only",
-       SET { j->cluster.efficiency.m2n = Number("m2n", v, 1e-3, 1); }},
+       SET { OfBoth(j, [x = Number("m2n", v, 1e-3, 1)](ClusterSpec* c) { c->efficiency.m2n = x; }); }},
       {"all_to_all", "efficiency of the NIC in an all-to-all of a group", AnySchedule, "",
-       SET { j->cluster.efficiency.all_to_all = Number("all_to_all", v, 1e-3, 1); }},
+       SET { OfBoth(j, [x = Number("all_to_all", v, 1e-3, 1)](ClusterSpec* c) { c->efficiency.all_to_all = x; }); }},
   };
 }
 #undef SET

@@ -44,7 +44,7 @@ struct Setting {
   const char* value;
 };
 const Setting kSettings[] = {
-    {"p", "1"}, {"p_a", "1"}, {"p_f", "1"}, {"m", "2"}, {"n", "2"}, {"ep", "2"}, {"idle", ""}, {"v", "1"}, {"b", "4"},
+    {"p", "1"}, {"p_a", "1"}, {"p_f", "1"}, {"m", "2"}, {"n", "2"}, {"ep", "2"}, {"idle", ""}, {"idle_ffn", "1"}, {"v", "1"}, {"b", "4"},
     {"batch", "128"}, {"round", "4"}, {"slope", "1"}, {"parts", "1"}, {"delay_weights", "false"}, {"head", "attention"}, {"nics_a", "0.5"},
     {"nics_f", "0.5"}, {"nics", "0.5"}, {"mixed_nodes", "true"}, {"dedup", "worker"}, {"overlap_slowdown", "false"},
     {"recompute", "true"}, {"shard_optimizer", "false"}, {"reserved_gb", "1"}, {"state_bytes", "8"},
@@ -57,6 +57,7 @@ bool IsRefused(const ScheduleName& s, const std::string& knob) {
   const bool dual = s.name.rfind("dualpipe", 0) == 0;
   const std::set<std::string> pools{"p_a", "p_f", "m", "n", "head", "nics_a", "nics_f", "mixed_nodes", "m2n"};
   if (pools.contains(knob)) return s.colocated;
+  if (knob == "idle_ffn") return true;  // two_clusters_test
   if (knob == "ep" || knob == "nics") return !s.colocated;
   if (knob == "v") return !s.colocated || dual;
   if (knob == "round") return dual;

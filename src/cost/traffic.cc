@@ -43,10 +43,20 @@ struct NodeSum {
   double visit = 0;
 };
 
+// Share of a worker's rows that leave its rail. To a GPU at another NIC than the sender's they do; with node dedup only
+// where the other side lacks the rail, as they change it over NVLink. A single switch has no spine.
+double OffRail(const ClusterSpec& own, const ClusterSpec& other, Dedup dedup) {
+  if (own.topology != "rail") return 0;
+  if (other.topology != "rail" || own.nics_per_node > other.nics_per_node) return 1;
+  return dedup == Dedup::kNode ? 1 - static_cast<double>(own.nics_per_node) / other.nics_per_node
+                               : 1 - 1.0 / other.nics_per_node;
+}
+
 }  // namespace
 
 ExchangeRows RowsOf(const std::vector<int>& owner_nodes, double tokens, const std::vector<Holder>& holders,
-                    bool same_group, Dedup dedup, const ClusterSpec& cluster) {
+                    bool same_group, Dedup dedup, const ClusterSpec& owner_cluster,
+                    const ClusterSpec& holder_cluster) {
   const auto row = [&](const Holder& h) { return dedup == Dedup::kExpert ? h.pairs : h.visit; };
   std::map<int, NodeSum> nodes;
   double all = 0;
@@ -61,10 +71,8 @@ ExchangeRows RowsOf(const std::vector<int>& owner_nodes, double tokens, const st
   for (const auto& [id, node] : nodes) visits += node.visit;
   std::map<int, int> owners_on;
   for (int node : owner_nodes) ++owners_on[node];
-  // Rows to a GPU at another NIC than the sender's leave the rail; with node dedup they change it over NVLink. A single
-  // switch has no spine.
-  const bool leaves = cluster.topology == "rail" && dedup != Dedup::kNode;
-  const double off_rail = leaves ? 1 - 1.0 / cluster.nics_per_node : 0;
+  const double owners_off = OffRail(owner_cluster, holder_cluster, dedup);
+  const double holders_off = OffRail(holder_cluster, owner_cluster, dedup);
 
   ExchangeRows out;
   out.owners.resize(owner_nodes.size());
@@ -77,7 +85,7 @@ ExchangeRows RowsOf(const std::vector<int>& owner_nodes, double tokens, const st
     const double near_visits = own == nodes.end() ? 0 : own->second.visit;
     side.nic = tokens * (dedup == Dedup::kNode ? visits - near_visits : all - near);
     side.nvlink = tokens * (near - self);
-    side.spine = side.nic * off_rail;
+    side.spine = side.nic * owners_off;
   }
   for (size_t j = 0; j < holders.size(); ++j) {
     SideRows& side = out.holders[j];
@@ -94,7 +102,7 @@ ExchangeRows RowsOf(const std::vector<int>& owner_nodes, double tokens, const st
     } else {
       side.nic = tokens * far * row(h);
     }
-    side.spine = side.nic * off_rail;
+    side.spine = side.nic * holders_off;
   }
   return out;
 }

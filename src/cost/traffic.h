@@ -51,8 +51,10 @@ struct ExchangeRows {
   std::vector<SideRows> owners, holders;  // by worker
 };
 // tokens: of each owner. same_group: owner i and holder i are one worker, nothing travels between the two. Rails: rows
-// go to all rails alike, also where the pools' own positions on their nodes would favour some.
+// go to all rails alike, also where the pools' own positions on their nodes would favour some. Owners and holders on
+// machines of their own share the leaf switches: NIC i of every node is on leaf i. Of the side with more NICs a node
+// the workers on rails that the other side lacks count; what comes from or goes to a flat network leaves its rail.
 ExchangeRows RowsOf(const std::vector<int>& owner_nodes, double tokens, const std::vector<Holder>& holders,
-                    bool same_group, Dedup dedup, const ClusterSpec& cluster);
+                    bool same_group, Dedup dedup, const ClusterSpec& owner_cluster, const ClusterSpec& holder_cluster);
 
 }  // namespace disagmoe

@@ -207,7 +207,7 @@ TEST(Traffic, RowsOneByOne) {
     const std::vector<Holder> h = HoldersOf(routing, 0, experts, holders);
     for (Dedup dedup : {Dedup::kExpert, Dedup::kWorker, Dedup::kNode}) {
       const std::string what = "round " + std::to_string(round) + ", dedup " + std::to_string(static_cast<int>(dedup));
-      const ExchangeRows rows = RowsOf(owners, 10, h, same, dedup, Flat());
+      const ExchangeRows rows = RowsOf(owners, 10, h, same, dedup, Flat(), Flat());
       const ExchangeRows expected = SendOneByOne(routing, owners, holders, same, dedup);
       ExpectEqual(rows.owners, expected.owners, 10, what + ", owner");
       ExpectEqual(rows.holders, expected.holders, 10, what + ", holder");
@@ -232,7 +232,7 @@ TEST(Traffic, LimitedGroupsOneByOne) {
       const std::vector<Holder> h = HoldersOf(routing, 0, 12, nodes);
       for (Dedup dedup : {Dedup::kExpert, Dedup::kWorker, Dedup::kNode}) {
         const ExchangeRows expected = SendOneByOne(routing, {0, 1, 2, 3}, nodes, false, dedup);
-        const ExchangeRows rows = RowsOf({0, 1, 2, 3}, 1, h, false, dedup, Flat());
+        const ExchangeRows rows = RowsOf({0, 1, 2, 3}, 1, h, false, dedup, Flat(), Flat());
         ExpectEqual(rows.owners, expected.owners, 1, "owner");
         ExpectEqual(rows.holders, expected.holders, 1, "holder");
       }
@@ -250,7 +250,8 @@ TEST(Traffic, DeepseekV3SendsToFourNodes) {
   for (int w = 0; w < 64; ++w) nodes[w] = w / 8;
   const auto rows = [&] {
     const std::vector<Holder> holders = HoldersOf(Of(job), 0, 256, nodes);
-    return RowsOf(far, 1, holders, false, Dedup::kNode, LoadCluster("h800x128")).owners[0].nic;
+    const ClusterSpec c = LoadCluster("h800x128");
+    return RowsOf(far, 1, holders, false, Dedup::kNode, c, c).owners[0].nic;
   };
   double limited = 1, free = 1;
   for (int i = 0; i < 8; ++i) limited *= (96.0 - i) / (128 - i), free *= (224.0 - i) / (256 - i);
@@ -268,7 +269,8 @@ TEST(Traffic, HalfLeavesTheNode) {
   std::vector<int> nodes(16, 0);
   std::fill(nodes.begin() + 8, nodes.end(), 1);
   const std::vector<Holder> holders = HoldersOf(Of(MakeJob(64, 6)), 0, 64, nodes);
-  const ExchangeRows rows = RowsOf(nodes, 1000, holders, true, Dedup::kExpert, LoadCluster("h800x16"));
+  const ClusterSpec c = LoadCluster("h800x16");
+  const ExchangeRows rows = RowsOf(nodes, 1000, holders, true, Dedup::kExpert, c, c);
   for (int w = 0; w < 16; ++w) {
     for (const SideRows& side : {rows.owners[w], rows.holders[w]}) {
       EXPECT_NEAR(side.nic, 1000 * 6 / 2.0, 1e-9);
@@ -279,11 +281,26 @@ TEST(Traffic, HalfLeavesTheNode) {
   // Four NICs a node are four rails; a node's rows stay on theirs; one node sends nothing.
   ClusterSpec four = LoadCluster("h800x16");
   four.nics_per_node = 4;
-  EXPECT_NEAR(RowsOf(nodes, 1000, holders, true, Dedup::kExpert, four).owners[0].spine, 3000 * 3 / 4.0, 1e-9);
-  EXPECT_EQ(RowsOf(nodes, 1000, holders, true, Dedup::kNode, four).owners[0].spine, 0);
+  EXPECT_NEAR(RowsOf(nodes, 1000, holders, true, Dedup::kExpert, four, four).owners[0].spine, 3000 * 3 / 4.0, 1e-9);
+  EXPECT_EQ(RowsOf(nodes, 1000, holders, true, Dedup::kNode, four, four).owners[0].spine, 0);
+  // Eight rails here and four there: of the four, a row's other end is on the same one of eight; the workers on the
+  // other four rails have nobody on theirs. With node dedup rows go over all eight alike, half on the wrong one.
+  for (const auto& [dedup, few, many] : {std::tuple{Dedup::kExpert, 7 / 8.0, 1.0}, {Dedup::kNode, 0.5, 1.0}}) {
+    const ExchangeRows up = RowsOf(nodes, 1000, holders, false, dedup, four, c);
+    const ExchangeRows down = RowsOf(nodes, 1000, holders, false, dedup, c, four);
+    EXPECT_NEAR(up.owners[3].spine, few * up.owners[3].nic, 1e-9);
+    EXPECT_NEAR(up.holders[3].spine, many * up.holders[3].nic, 1e-9);
+    EXPECT_NEAR(down.owners[3].spine, many * down.owners[3].nic, 1e-9);
+    EXPECT_NEAR(down.holders[3].spine, few * down.holders[3].nic, 1e-9);
+    EXPECT_GT(up.owners[3].nic, 0);
+    // To a flat network everything leaves its rail; that has no spine.
+    const ExchangeRows flat = RowsOf(nodes, 1000, holders, false, dedup, c, Flat());
+    EXPECT_EQ(flat.owners[3].spine, flat.owners[3].nic);
+    EXPECT_EQ(flat.holders[3].spine, 0);
+  }
   const std::vector<int> one(16, 5);
   const std::vector<Holder> near = HoldersOf(Of(MakeJob(64, 6)), 0, 64, one);
-  EXPECT_EQ(RowsOf(one, 1000, near, true, Dedup::kExpert, four).owners[0].nic, 0);
+  EXPECT_EQ(RowsOf(one, 1000, near, true, Dedup::kExpert, four, four).owners[0].nic, 0);
 }
 
 // Experts that everyone holds get no rows; the others all of theirs.
@@ -322,7 +339,8 @@ TEST(Traffic, MixedNodes) {
   job.model.experts_per_token = 2;
   const std::vector<int> nodes = NodesOf(job);
   const std::vector<Holder> holders = HoldersOf(Of(job), 0, 24, {nodes.begin() + 4, nodes.end()});
-  const ExchangeRows rows = RowsOf({nodes.begin(), nodes.begin() + 4}, 1, holders, false, Dedup::kExpert, job.cluster);
+  const ExchangeRows rows = RowsOf({nodes.begin(), nodes.begin() + 4}, 1, holders, false, Dedup::kExpert,
+                                   job.cluster, job.cluster);
   for (const SideRows& owner : rows.owners) {
     EXPECT_NEAR(owner.nic, 1, 1e-12);
     EXPECT_NEAR(owner.nvlink, 1, 1e-12);

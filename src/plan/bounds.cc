@@ -25,7 +25,7 @@ class Bounds {
   }
 
   double StepNs(double scale) const;
-  int64_t PeakBytes(const Job& job) const;
+  void BoundMemory(const Job& job, JobBounds* out) const;
 
  private:
   // Of one class, over the micro-batches of `few`.
@@ -138,14 +138,17 @@ int64_t Bounds::KeptBytes(int group, bool ffn) const {
   return least;
 }
 
-int64_t Bounds::PeakBytes(const Job& job) const {
-  int64_t most = 0;
+void Bounds::BoundMemory(const Job& job, JobBounds* out) const {
+  const auto holds = [&](int c, int64_t bytes) {
+    out->peak_bytes = std::max(out->peak_bytes, bytes);
+    out->may_fit = out->may_fit && bytes <= costs_.MemoryLimit(c);
+  };
   for (size_t c = 0; c < costs_.classes().size(); ++c) {
-    most = std::max(most, costs_.StaticBytes(static_cast<int>(c)));
+    holds(static_cast<int>(c), costs_.StaticBytes(static_cast<int>(c)));
   }
   const std::set<std::string> rings{"megatron-1f1b", "megatron-overlap", "tutel", "comet", "fastermoe"};
   const bool two_pools = (job.schedule == "af-pipe" || job.schedule == "af-pipe-zb") && job.p_a == job.p_f;
-  if (!two_pools && (!rings.contains(job.schedule) || job.p_a == 1)) return most;
+  if (!two_pools && (!rings.contains(job.schedule) || job.p_a == 1)) return;
   const int64_t layers = job.model.num_layers;
   const int64_t positions = two_pools ? 2 * job.p_a : job.p_a;
   const int64_t chunks = two_pools ? (2 * layers + positions - 1) / positions : job.virtual_stages;
@@ -156,9 +159,8 @@ int64_t Bounds::PeakBytes(const Job& job) const {
     const int64_t held = std::min(micro_batches * chunks, (chunks - 1) * round + job.slope * (positions - 1 - r));
     const int64_t kept = two_pools ? KeptBytes(group, r == 1)
                                    : (KeptBytes(0, false) + KeptBytes(0, true)) * (layers / (positions * chunks));
-    most = std::max(most, costs_.StaticBytes(first_class_[group]) + held * kept);
+    holds(first_class_[group], costs_.StaticBytes(first_class_[group]) + held * kept);
   }
-  return most;
 }
 
 }  // namespace
@@ -176,7 +178,9 @@ std::optional<JobBounds> BoundsOf(const Job& job) {
   options.parts = one.schedule == "hetermoe" && one.attention_expert_share > 0 ? 2 : one.parts;
   const Schedule s = Generate(one.schedule, PlacementOf(one), options);
   const Bounds bounds(one, s);
-  return JobBounds{bounds.StepNs(static_cast<double>(micro_batches) / static_cast<double>(few)), bounds.PeakBytes(job)};
+  JobBounds out{.step_ns = bounds.StepNs(static_cast<double>(micro_batches) / static_cast<double>(few))};
+  bounds.BoundMemory(job, &out);
+  return out;
 }
 
 }  // namespace disagmoe

@@ -11,6 +11,7 @@ namespace disagmoe {
 struct JobBounds {
   double step_ns = 0;
   int64_t peak_bytes = 0;  // of the fullest worker
+  bool may_fit = true;     // each worker's into its GPU's memory
 };
 // Step: the busiest worker's computations (and its exchanges, where they hold it), sends or receives; before them the
 // way of a micro-batch to its first stage, after them that of its gradients back; the end of the step. Exact for an

@@ -77,6 +77,24 @@ TEST(Bounds, NothingSimulatedIsBelow) {
   }
 }
 
+// A worker is compared with the memory of its own pool's GPUs.
+TEST(Bounds, MemoryOfEachPool) {
+  Job job = JobOf("olmoe-1b-7b", "af-pipe");
+  job.cluster = LoadCluster("h800x8");
+  job.ffn_cluster = job.cluster;
+  job.p_a = job.p_f = 1, job.m = job.n = 8;
+  job.global_batch = 64;
+  const double peak = static_cast<double>(BoundsOf(job)->peak_bytes) * 1e-9;
+  EXPECT_TRUE(BoundsOf(job)->may_fit);
+  for (ClusterSpec* c : {&job.cluster, &*job.ffn_cluster}) {
+    const double memory = c->gpu.memory_gb;
+    c->gpu.memory_gb = 1;  // less than the reserve
+    EXPECT_FALSE(BoundsOf(job)->may_fit);
+    EXPECT_NEAR(static_cast<double>(BoundsOf(job)->peak_bytes) * 1e-9, peak, 1e-9);
+    c->gpu.memory_gb = memory;
+  }
+}
+
 // Interleaved 1F1B: (M v + R - 1)(F + B) where chunks are alike; here the head makes the last group busier, and the
 // bound of that group holds: its own computation, the way to it and back.
 TEST(Bounds, OfAPipelineIsNearlyItsStep) {

@@ -39,9 +39,9 @@ Evaluation Evaluate(const Job& job, const SimOptions& options) {
   for (double* share : {&e.compute, &e.overlapped, &e.exposed, &e.bubble}) *share /= all;
   e.step_seconds = static_cast<double>(e.sim.step_ns) * 1e-9;
   const double tokens = static_cast<double>(job.global_batch) * static_cast<double>(job.seq_length);
-  e.tokens_per_gpu = tokens / e.step_seconds / job.cluster.gpus;
+  e.tokens_per_gpu = tokens / e.step_seconds / static_cast<double>(job.gpus());
   e.tflops_per_gpu = TrainFlopsPerToken(job.model, job.seq_length) * e.tokens_per_gpu * 1e-12;
-  e.mfu = e.tflops_per_gpu / job.cluster.gpu.peak_tflops;
+  e.mfu = e.tflops_per_gpu / job.peak_tflops();
   return e;
 }
 
@@ -56,7 +56,11 @@ std::string LayoutText(const Evaluation& e) {
     out += ", " + std::to_string(j.m) + " A + " + std::to_string(j.n) + " F";
   }
   if (j.replicas() > 1) out += ", x " + std::to_string(j.replicas());
-  if (j.idle_gpus > 0) out += ", " + std::to_string(j.idle_gpus) + " idle";
+  if (j.idle_gpus + j.idle_ffn_gpus > 0) {
+    out += ", " + std::to_string(j.idle_gpus);
+    if (j.ffn_cluster) out += " + " + std::to_string(j.idle_ffn_gpus);
+    out += " idle";
+  }
   out += ", b " + std::to_string(j.sequences) + ", M " + std::to_string(j.micro_batches());
   if (!j.colocated()) out += ", q " + std::to_string(e.round);
   if (e.parts > 1) out += ", " + std::to_string(e.parts) + " parts";

@@ -1,6 +1,7 @@
 // The search of SearchLayouts.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <set>
 
 #include "base/error.h"
@@ -84,6 +85,7 @@ class Enumeration {
       Workers(base_.p_a, base_.p_f, base_.m, base_.n);
       return;
     }
+    if (base_.ffn_cluster) return TwoClusters(groups);
     for (int p : groups) {
       const int p_f = groups_fixed ? base_.p_f : p;
       for (int replicas : Divisors(gpus, 64)) {
@@ -93,6 +95,21 @@ class Enumeration {
         } else if (p == p_f) {
           if (of_one % p == 0 && of_one / p >= 2) Splits(p, of_one / p);
         }
+      }
+    }
+  }
+
+  // Pools of machines of their own: the workers of a group follow from how many groups and replicas there are.
+  void TwoClusters(const std::vector<int>& groups) {
+    const int a = base_.cluster.gpus - base_.idle_gpus;
+    const int f = base_.ffn_cluster->gpus - base_.idle_ffn_gpus;
+    for (int p : groups) {
+      const int p_f = groups.size() == 1 ? base_.p_f : p;
+      for (int replicas : Divisors(std::gcd(a, f), 64)) {
+        if (a / replicas % p != 0 || f / replicas % p_f != 0) continue;
+        const int m = a / replicas / p, n = f / replicas / p_f;
+        const bool other = (fixed_.contains("m") && m != base_.m) || (fixed_.contains("n") && n != base_.n);
+        if (!other && n <= base_.model.num_experts) Workers(p, p_f, m, n);
       }
     }
   }
@@ -199,7 +216,7 @@ Candidates BoundAll(const std::vector<Job>& jobs, bool any_memory, LayoutSearch*
       CheckJob(job);
       const std::optional<JobBounds> bounds = BoundsOf(job);
       if (!bounds) continue;
-      const bool may = any_memory || static_cast<double>(bounds->peak_bytes) <= job.cluster.gpu.memory_gb * 1e9;
+      const bool may = any_memory || bounds->may_fit;
       (may ? all.may : all.cannot).push_back({job, *bounds});
     } catch (const Error& error) {  // a layout that the generator does not take
       if (!out->mistake) out->mistake = error.parts();

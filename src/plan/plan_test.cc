@@ -61,6 +61,47 @@ TEST(Evaluate, IdleGpusCountWithoutWork) {
   EXPECT_EQ(LayoutText(used).find("idle"), std::string::npos);
 }
 
+// A GPU's share of the tokens is of the GPUs of both pools, MFU against the sum of their peaks.
+TEST(Evaluate, FiguresOfTwoClusters) {
+  Job job = SmallJob("af-pipe");
+  job.cluster = LoadCluster("h800x8");
+  job.cluster.gpus = 9;
+  job.ffn_cluster = LoadCluster("h800x5");
+  job.ffn_cluster->gpu.peak_tflops = 500;
+  job.m = 8, job.n = 4;
+  job.idle_gpus = job.idle_ffn_gpus = 1;
+  const Evaluation e = Evaluate(job);
+  const double tokens = 64.0 * 4096 / e.step_seconds;
+  EXPECT_NEAR(e.tokens_per_gpu, tokens / 14, 1e-9 * tokens);
+  EXPECT_NEAR(e.mfu, e.tflops_per_gpu * 14 / (9 * 989.0 + 5 * 500), 1e-9);
+  EXPECT_THAT(LayoutText(e), HasSubstr("8 A + 4 F, 1 + 1 idle, b 1"));
+}
+
+// The halves of a cluster, told apart: the search finds what it finds in the whole with as many workers in each pool.
+TEST(SearchLayouts, TwoClusters) {
+  Job job = SmallJob("af-pipe");
+  const Job whole = job;
+  job.cluster = LoadCluster("h800x8");
+  job.ffn_cluster = job.cluster;
+  const LayoutSearch search = SearchLayouts(job, {"recompute"});
+  ASSERT_TRUE(search.best);
+  double best = 1e300;
+  for (int p : {1, 2}) {
+    Job one = whole;
+    one.p_a = one.p_f = p, one.m = one.n = 8 / p;
+    const LayoutSearch found = SearchLayouts(one, {"recompute", "p", "m", "n"});
+    if (found.best) best = std::min(best, found.best->step_seconds);
+  }
+  EXPECT_LE(search.best->step_seconds, best);  // it may also take replicas of parts of nodes
+  job.m = 3;
+  EXPECT_EQ(SearchLayouts(job, {"recompute", "m", "p"}).considered, 0);
+  job.p_a = job.p_f = 2, job.m = 4;
+  const LayoutSearch four = SearchLayouts(job, {"recompute", "m", "p"});
+  ASSERT_TRUE(four.best);
+  EXPECT_EQ(four.best->job.n, 4);
+  EXPECT_EQ(four.best->job.replicas(), 1);
+}
+
 TEST(SearchLayouts, LeavesGpusIdle) {
   for (const char* schedule : {"af-pipe", "megatron-1f1b"}) {
     Job job = SmallJob(schedule);

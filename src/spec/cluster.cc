@@ -282,6 +282,20 @@ ClusterSpec LoadCluster(const std::string& name_or_path) {
   return spec;
 }
 
+std::vector<ClusterSpec> LoadClusters(const std::string& names_or_paths) {
+  const size_t plus = names_or_paths.find('+');
+  std::error_code ignored;
+  if (plus == names_or_paths.npos || std::filesystem::exists(names_or_paths, ignored)) {
+    return {LoadCluster(names_or_paths)};
+  }
+  const std::string first = names_or_paths.substr(0, plus), second = names_or_paths.substr(plus + 1);
+  if (first.empty() || second.empty() || second.find('+') != second.npos) {
+    throw Error({"not one or two clusters", {}, "'" + names_or_paths + "'",
+                 "CLUSTER or CLUSTER+CLUSTER, the attention pool's and the FFN pool's, as in h800x64+h100x64", {}});
+  }
+  return {LoadCluster(first), LoadCluster(second)};
+}
+
 std::vector<Preset> ClusterPresets() {
   std::vector<Preset> presets;
   for (const PresetFile& file : ClusterPresetFiles()) {

@@ -60,6 +60,8 @@ struct ClusterSpec {
 // "h800x128": preset and number of GPUs (part of a node, or whole nodes); or a .toml file (with `gpus`). Throws Error
 // with the presets that exist; of a file, with the line.
 ClusterSpec LoadCluster(const std::string& name_or_path);
+// One, or two joined by "+" ("h800x64+h100x64"): a pool each, attention and FFN. A file whose name has a "+" is one.
+std::vector<ClusterSpec> LoadClusters(const std::string& names_or_paths);
 // The text of such a file; `where` is its name in messages. `gpus` 0: the text must say it.
 ClusterSpec ReadCluster(const std::string& toml, const std::string& where, int gpus = 0);
 std::vector<Preset> ClusterPresets();

@@ -207,5 +207,27 @@ TEST(Cluster, LoadsFiles) {
   fs::remove_all(folder);
 }
 
+TEST(Cluster, LoadsOneOrTwo) {
+  const std::vector<ClusterSpec> two = LoadClusters("h800x64+h100x32");
+  ASSERT_EQ(two.size(), 2u);
+  ExpectEqual(two[0], LoadCluster("h800x64"));
+  ExpectEqual(two[1], LoadCluster("h100x32"));
+  ASSERT_EQ(LoadClusters("h800x16").size(), 1u);
+  ExpectEqual(LoadClusters("h800x16")[0], LoadCluster("h800x16"));
+  const auto error = [](const std::string& text) { return ErrorOf([&] { LoadClusters(text); }); };
+  for (const char* bad : {"h800x8+h800x8+h800x8", "+h800x8", "h800x8+", "+"}) {
+    EXPECT_THAT(error(bad), HasSubstr("CLUSTER or CLUSTER+CLUSTER")) << bad;
+    EXPECT_THAT(error(bad), HasSubstr(std::string("'") + bad + "'"));
+  }
+  EXPECT_THAT(error("h800x8+h900x8"), HasSubstr("unknown cluster: got 'h900x8'"));
+  // A file, as a part and with a plus in its name.
+  std::string name = (fs::temp_directory_path() / "clusters-XXXXXX").string();
+  const fs::path folder = mkdtemp(name.data());
+  for (const char* file : {"ours.toml", "a+b.toml"}) std::ofstream(folder / file) << H800("gpus = 16", "gpus = 24");
+  EXPECT_EQ(LoadClusters((folder / "ours.toml").string() + "+h100x64")[0].name, "ours");
+  ASSERT_EQ(LoadClusters((folder / "a+b.toml").string()).size(), 1u);
+  fs::remove_all(folder);
+}
+
 }  // namespace
 }  // namespace disagmoe
