@@ -261,9 +261,17 @@ TEST(ProfileCosts, ElementsAndSums) {
   EXPECT_EQ(work[1].elements, 16 * 16 + 16);
   EXPECT_EQ(work[2].elements, 264);
   EXPECT_EQ(work[3].elements, 260 + 8 + 2);
+  // Experts are cut apart from all else, also where the same ranks hold both: 66 blocks over four are 16, 17, 16 and 17,
+  // the last with 14 floats; 2 are 0, 1, 0 and 1, the last with 8.
+  config.layout.replicas = 4;
+  config.layout.colocated = true;
+  work = StepEndWorkOf(config, ScheduleOf(config, 1, true));
+  EXPECT_EQ(work[0].elements, 256);
+  EXPECT_EQ(work[1].elements, 272 + 16);
+  EXPECT_EQ(work[2].elements, 256);
+  EXPECT_EQ(work[3].elements, 270 + 8);
   config.train.shard_optimizer = false;
   config.layout.replicas = 1;
-  config.layout.colocated = true;
   config.layout.m = 2;
   work = StepEndWorkOf(config, ScheduleOf(config, 4, true));
   // All but experts is shared: 1054 floats, cut at 33 * 16 = 528. Each sends the other's part, then its own.

@@ -1,8 +1,12 @@
 // Chunks of layers, replicas and uneven experts compute what the one-process reference computes. Ranks are threads here
 // (e2e_test.py: processes over UCX).
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
+#include "runtime/executor.h"
 #include "runtime/layouts_for_tests.h"
+#include "spec/layout.h"
 
 namespace disagmoe {
 namespace {
@@ -11,6 +15,8 @@ struct Case {
   const char* name;
   void (*change)(RunConfig&);
 };
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
 // 4 layers, 7 experts, 4 micro-batches of 3 sequences; an evaluation of 2.
 class LayoutKeys : public testing::TestWithParam<Case> {};
@@ -200,6 +206,63 @@ INSTANTIATE_TEST_SUITE_P(
                            c.train.recompute = "layer";
                          }}),
     NameOf);
+
+// Numbers do not tell where an expert is: who holds which, and with whom it is summed. Ranks 0, 1 are A, 2 to 4 are F0,
+// 5 to 7 F1; the second replica's from 8 on.
+TEST(ExpertCounts, AreHeld) {
+  RunConfig config = TinyRun();
+  Pools(config, 2, 2, 1, 3);
+  config.layout.expert_counts = kThree;
+  config.layout.replicas = 2;
+  const Topology topology(config, TrainingSchedule(config));
+  for (int rank = 0; rank < 16; ++rank) {
+    const Topology::Held held = topology.held(rank);
+    const int place = rank % 8, group = (place - 2) / 3, worker = (place - 2) % 3;
+    int experts = 0;
+    for (const HeldParam& p : held.params) {
+      if (!p.spec.per_expert) continue;
+      ++experts;
+      const int layer = p.spec.stage / 2;
+      ASSERT_EQ(layer % 2, group);
+      int64_t first = 0;
+      for (int i = 0; i < worker; ++i) first += kThree[layer][i];
+      EXPECT_EQ(p.first, first);
+      EXPECT_EQ(p.count, kThree[layer][worker]);
+    }
+    EXPECT_EQ(experts, place < 2 ? 0 : 4);  // two matrices in two layers
+    if (place < 2) continue;
+    EXPECT_EQ(held.buckets.back().ranks, (std::vector<int>{place, place + 8}));
+    EXPECT_EQ(held.params[held.buckets.back().begin].spec.per_expert, true);
+  }
+}
+
+// Replica 1 alone, its two micro-batches of four: the gradients that the others do not have, and which were bad.
+TEST(Replicas, ExecuteTheirShare) {
+  c10::NoGradGuard no_grad;
+  RunConfig config = TinyRun();
+  Colocated(config, 1, 1);
+  const IndexedDataset data(config.data.path);
+  const Batches batches(data, config.data.split, config.train.seq_length, config.train.seed);
+  Status status;
+  const auto run = [&](int replicas, int rank, const PassSpec& pass, bool poison) {
+    RunConfig c = config;
+    c.layout.replicas = replicas;
+    const Schedule schedule = TrainingSchedule(c);
+    const Topology topology(c, schedule);
+    ParamStore store(topology.held(rank).params, at::kFloat, at::kCPU);
+    store.Initialise(7);
+    if (poison) store.Get("embed").master.fill_(NAN);
+    Waits waits(rank, {0, 0}, 1'000'000'000, status);
+    Executor executor(c, topology, store, batches, nullptr, rank, at::kCPU, waits, status);
+    const PassResult result = executor.Run(schedule, pass);
+    return std::pair(store.flat_grad().clone(), result.bad);
+  };
+  const at::Tensor whole = run(1, 0, {.id = 1}, false).first;
+  const at::Tensor second = run(2, 1, {.id = 1, .first_micro_batch = 2}, false).first;
+  const at::Tensor first = run(2, 0, {.id = 1}, false).first;
+  EXPECT_LE((first + second - whole).norm().item<double>(), 1e-5 * whole.norm().item<double>());
+  EXPECT_EQ(run(2, 1, {.id = 1, .first_micro_batch = 2}, true).second, BadKey(2, -1, 4));
+}
 
 TEST(Replicas, SameSeedSameLayoutSameBits) {
   RunConfig config = TinyRun();
