@@ -1,9 +1,9 @@
 #include "plan/sizing.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
+#include <atomic>
 #include <numeric>
+#include <string>
 
 #include "base/error.h"
 #include "cost/memory.h"
@@ -14,16 +14,12 @@ namespace disagmoe {
 namespace {
 
 constexpr double kBf16 = 2;
-constexpr double kRowMetadata = 6;
-constexpr double kManyRows = 1e18;
-constexpr double kMessages = 2;  // over each boundary and direction of a NIC: forward and backward
+constexpr double kIdBytes = 6;      // of each expert of a row that is dispatched: its number, its gate
+constexpr double kManyRows = 1e18;  // grouped products at full speed
+constexpr Pass kForward{.forward = true};
+constexpr Pass kBackward{.input_gradient = true, .weight_gradient = true};
 
-bool Routed(const ModelShape& m, int64_t layer) { return m.num_experts > 0 && !m.dense[layer]; }
-
-double Passes(const Work& work, const ClusterSpec& c) {
-  return TimeNs(work, {.forward = true}, c, kManyRows) +
-         TimeNs(work, {.input_gradient = true, .weight_gradient = true}, c, kManyRows);
-}
+bool Routed(const ModelShape& m, int64_t layer) { return !m.dense[layer]; }
 
 Job Calm(Job job) {
   job.stragglers.clear();
@@ -33,8 +29,25 @@ Job Calm(Job job) {
   return job;
 }
 
-// Layers g, g + p, ... of group g.
-int LayersOf(int layers, int p, int g) { return (layers - g + p - 1) / p; }
+// Launches of a stage: forward once, backward twice, and the forward again.
+double Launches(bool recompute) { return recompute ? 4 : 3; }
+
+double ByteNs(const ClusterSpec& c, double far, double nics) {
+  return std::max(far / (nics * c.nic_gbytes_s * c.efficiency.m2n),
+                  (1 - far) / (c.nvlink_gbytes_s * c.efficiency.nvlink));
+}
+
+double EqualNics(const ClusterSpec& c) { return static_cast<double>(c.nics_per_node) / c.gpus_per_node; }
+
+// Adds an item unless another is at least as large in all; drops those that it makes superfluous.
+template <typename T, typename NoLess>
+void AddLargest(std::vector<T>* all, const T& x, const NoLess& no_less) {
+  for (const T& other : *all) {
+    if (no_less(other, x)) return;
+  }
+  std::erase_if(*all, [&](const T& other) { return no_less(x, other); });
+  all->push_back(x);
+}
 
 }  // namespace
 
@@ -52,224 +65,332 @@ double HeldActivations(int layers, int p_a, int p_f, int round, int slope, bool 
   return (chunks - 1) * static_cast<double>(round) + slope * (2 * p - 1 - (ffn ? 1 : 0)) + 1;
 }
 
-SizingModel::SizingModel(const Job& base) : base_(Calm(base)), tokens_(base.seq_length) {
+// Written by whoever asks first; a value that is not there yet is made again, the same.
+struct SizingModel::Seen {
+  static constexpr int kNodes = 64;
+  explicit Seen(int layers) : groups(std::min(layers, 32)), shares(size_t{2} * groups * groups * kNodes) {
+    for (auto& x : shares) x.store(kUnknown, std::memory_order_relaxed);
+  }
+  static constexpr double kUnknown = -1;
+  int groups;
+  std::vector<std::atomic<double>> shares;
+};
+
+SizingModel::SizingModel(const Job& base)
+    : base_(Calm(base)),
+      tokens_(static_cast<double>(base.seq_length)),
+      layers_(static_cast<int>(base.model.num_layers)) {
   const ModelShape& m = base_.model;
   if (m.num_experts <= 0) {
     throw Error({"a model without experts", "model " + m.name, "num_experts " + std::to_string(m.num_experts),
                  "experts, to put on a pool of their own", ""});
   }
-  const ClusterSpec& a = base_.cluster;
-  const ClusterSpec& f = base_.cluster;
-  Job recompute = base_;
-  recompute.recompute = true;
-  const auto h = static_cast<double>(m.hidden_size);
-  for (int64_t l = 0; l < m.num_layers; ++l) {
-    const Work work = AttentionWork(m, l, tokens_, 0);
-    const double plain = Passes(work, a);
-    attention_.push_back({plain, plain + TimeNs(work, {.forward = true}, a, kManyRows)});
-    const Work common = CommonFfnWork(m, l);
-    const double passes = m.shared_hidden > 0 || !Routed(m, l) ? Passes(common, f) : 0;
-    common_.push_back({passes, passes + (passes > 0 ? TimeNs(FfnRecomputeWork(common), {.forward = true}, f, kManyRows) : 0)});
-    attention_params_.push_back(static_cast<double>(m.AttentionParams(l)));
-    routed_.push_back(Routed(m, l));
-    const double experts = routed_[l] ? static_cast<double>(m.num_experts * m.ExpertParams()) : 0;
-    common_params_.push_back(static_cast<double>(m.FfnParams(l)) - experts);
-    attention_kept_.push_back(AttentionActivationBytes(base_, l));
-    attention_kept_recompute_.push_back(AttentionActivationBytes(recompute, l));
-  }
-  const Work copied = AttentionWork(m, m.num_layers - 1, tokens_, 1);
-  Work none = AttentionWork(m, m.num_layers - 1, tokens_, 0);
-  const Work copy{0, 0, 0, copied.memory_bytes - none.memory_bytes};
-  copy_ = {Passes(copy, a), Passes(copy, a) + TimeNs(copy, {.forward = true}, a, kManyRows)};
-  const auto with_again = [&](const Work& work) {
-    const double plain = Passes(work, f);
-    return Side{plain, plain + TimeNs(FfnRecomputeWork(work), {.forward = true}, f, kManyRows)};
-  };
-  pair_ = with_again(ExpertPairWork(m));
-  row_ = with_again(FfnRowWork(m));
-  // A grouped product of r rows takes as long as one of r + half_rows at full speed.
-  Work load{0, 0, ExpertPairWork(m).expert_flops * f.efficiency.grouped_gemm_half_rows, 0};
-  load_ = with_again(load);
-  launch_a_ = 3 * a.efficiency.op_overhead_us * 1e3;
-  launch_f_ = 3 * f.efficiency.op_overhead_us * 1e3;
-  const ClusterSpec& head = base_.head_on_attention ? a : f;
-  head_ns_ = TimeNs(HeadWork(m), {.forward = true, .weight_gradient = true}, head, 0) +
-             TimeNs(HeadWork(m), {.weight_gradient = true}, head, 0);
+  FillAttention();
+  FillFfn();
+  FillGroups();
+  FillRows();
+  seen_ = std::make_shared<Seen>(layers_);
+}
 
+void SizingModel::FillAttention() {
+  const ModelShape& m = base_.model;
+  const ClusterSpec& c = attention_cluster();
+  const auto passes = [&](const Work& work) {
+    const double forward = TimeNs(work, kForward, c, kManyRows);
+    const double plain = forward + TimeNs(work, kBackward, c, kManyRows);
+    return Passes{plain, plain + forward};
+  };
+  for (int l = 0; l < layers_; ++l) attention_.push_back(passes(AttentionWork(m, l, base_.seq_length, 0)));
+  Work copy;
+  copy.memory_bytes = AttentionWork(m, 0, 1, 1).memory_bytes - AttentionWork(m, 0, 1, 0).memory_bytes;
+  copy_ = passes(copy);
+  launch_a_ = c.efficiency.op_overhead_us * 1e3;
+  for (const bool recompute : {false, true}) {
+    Job job = base_;
+    job.recompute = recompute;
+    for (int l = 0; l < layers_; ++l) attention_kept_[recompute] += AttentionActivationBytes(job, l) / layers_;
+    row_kept_[recompute] = FfnRowBytes(job);
+    pair_kept_[recompute] = FfnPairBytes(job);
+    common_kept_[recompute] = CommonFfnBytes(job, layers_ - 1);
+  }
+}
+
+void SizingModel::FillFfn() {
+  const ModelShape& m = base_.model;
+  const ClusterSpec& c = ffn_cluster();
+  const auto passes = [&](const Work& work) {
+    const double plain = TimeNs(work, kForward, c, kManyRows) + TimeNs(work, kBackward, c, kManyRows);
+    return Passes{plain, plain + TimeNs(FfnRecomputeWork(work), kForward, c, kManyRows)};
+  };
+  const Work pair = ExpertPairWork(m);
+  pair_ = passes(pair);
+  row_ = passes(FfnRowWork(m));
+  // A grouped product of r rows takes as long as one of r + half_rows at full speed.
+  Work load;
+  load.expert_flops = pair.expert_flops * c.efficiency.grouped_gemm_half_rows;
+  load_ = passes(load);
+  for (int l = 0; l < layers_; ++l) {
+    const bool routed = Routed(m, l);
+    (routed ? shared_ : dense_) = passes(CommonFfnWork(m, l));
+    const int64_t experts = routed ? m.num_experts * m.ExpertParams() : 0;
+    (routed ? shared_params_ : dense_params_) = static_cast<double>(m.FfnParams(l) - experts);
+  }
+  launch_f_ = c.efficiency.op_overhead_us * 1e3;
+  const auto head = [&](const ClusterSpec& cluster) {
+    const Work work = HeadWork(m);
+    return TimeNs(work, {.forward = true, .weight_gradient = true}, cluster, 0) +
+           TimeNs(work, {.weight_gradient = true}, cluster, 0);
+  };
+  head_a_ = head(attention_cluster());
+  head_f_ = head(ffn_cluster());
+}
+
+void SizingModel::FillGroups() {
+  const ModelShape& m = base_.model;
+  attention_groups_.resize(layers_ + 1);
+  ffn_groups_.resize(layers_ + 1);
+  attention_params_.resize(layers_ + 1);
+  const auto attention_no_less = [](const AttentionGroup& a, const AttentionGroup& b) {
+    return a.work.plain >= b.work.plain && a.work.again >= b.work.again && a.layers >= b.layers &&
+           a.routed >= b.routed && a.dense >= b.dense && a.sends_routed >= b.sends_routed &&
+           a.sends_dense >= b.sends_dense && a.ids >= b.ids && a.head >= b.head;
+  };
+  const auto ffn_no_less = [](const FfnGroup& a, const FfnGroup& b) {
+    return a.routed >= b.routed && a.dense >= b.dense && a.head >= b.head;
+  };
+  for (int p = 1; p <= layers_; ++p) {
+    for (const bool head : {false, true}) {  // on attention
+      for (int g = 0; g < p; ++g) {
+        AttentionGroup a;
+        FfnGroup f;
+        a.head = head && g == layers_ % p;
+        f.head = !head && g == (layers_ - 1) % p;
+        double params = static_cast<double>((g == 0 ? m.EmbeddingParams() : 0) + (a.head ? m.HeadParams() : 0));
+        for (int l = g; l < layers_; l += p) {
+          a.work.plain += attention_[l].plain;
+          a.work.again += attention_[l].again;
+          ++a.layers;
+          ++(Routed(m, l) ? a.routed : a.dense);
+          ++(Routed(m, l) ? f.routed : f.dense);
+          params += static_cast<double>(m.AttentionParams(l));
+          if (l > 0) ++(Routed(m, l - 1) ? a.sends_routed : a.sends_dense);  // gradients of what came
+        }
+        if (a.head) ++(Routed(m, layers_ - 1) ? a.sends_routed : a.sends_dense);
+        a.sends_routed += a.routed;
+        a.sends_dense += a.dense;
+        a.ids = a.routed;
+        AddLargest(&attention_groups_[p][head], a, attention_no_less);
+        AddLargest(&ffn_groups_[p][head], f, ffn_no_less);
+        attention_params_[p][head] = std::max(attention_params_[p][head], params);
+      }
+    }
+  }
+}
+
+void SizingModel::FillRows() {
+  const auto most = static_cast<int>(base_.model.num_experts);
   const Routing routing = RoutingOf(RankRouting(base_), base_, 0);
-  const int most = static_cast<int>(m.num_experts);
   rows_.assign(most + 1, 0);
-  share_.assign(most + 1, 0);
+  visits_ = share_ = rows_;
   for (int n = 1; n <= most; ++n) {
     std::vector<int> nodes(n);
-    for (int w = 0; w < n; ++w) nodes[w] = w / f.gpus_per_node;
-    const std::vector<Holder> holders = HoldersOf(routing, 0, m.num_experts, nodes);
-    int last_node = -1;
-    for (const Holder& x : holders) {
-      const bool first = x.node != last_node;
-      last_node = x.node;
-      rows_[n] += base_.dedup == Dedup::kExpert ? x.pairs : base_.dedup == Dedup::kWorker ? x.visit : first ? x.node_visit : 0;
+    for (int w = 0; w < n; ++w) nodes[w] = w / ffn_cluster().gpus_per_node;
+    int last = -1;
+    for (const Holder& x : HoldersOf(routing, 0, most, nodes)) {
+      const double row = base_.dedup == Dedup::kExpert ? x.pairs : x.visit;
+      rows_[n] += base_.dedup != Dedup::kNode ? row : x.node != last ? x.node_visit : 0;
+      visits_[n] = std::max(visits_[n], row);
+      last = x.node;
     }
     share_[n] = static_cast<double>((most + n - 1) / n) / most;
   }
-  const double bytes = kBf16 * h + kRowMetadata;
-  row_ns_a_ = bytes / (a.nic_gbytes_s * a.efficiency.m2n);
-  row_ns_f_ = bytes / (f.nic_gbytes_s * f.efficiency.m2n);
-  limit_a_ = a.gpu.memory_gb * 1e9;
-  limit_f_ = f.gpu.memory_gb * 1e9;
 }
 
-double SizingModel::GroupSum(const std::vector<Side>& layers, int p, bool recompute) const {
-  double most = 0;
-  const int count = static_cast<int>(layers.size());
-  for (int g = 0; g < std::min(p, count); ++g) {
-    double sum = 0;
-    for (int l = g; l < count; l += p) sum += recompute ? layers[l].recompute : layers[l].plain;
-    most = std::max(most, sum);
-  }
-  return most;
+SizingModel::Line SizingModel::AttentionLine(const AttentionGroup& g, const Pools& x) const {
+  const double copy = copy_.of(x.recompute);
+  const double launches = launch_a_ * (Launches(x.recompute) * g.layers + (g.head ? 2 : 0));
+  const double own = tokens_ * (g.work.of(x.recompute) + copy * g.dense + (g.head ? head_a_ : 0));
+  const double workers = static_cast<double>(x.replicas) * x.m;
+  return {(own + launches / x.sequences) / workers, tokens_ * copy * g.routed / workers};
+}
+
+SizingModel::Line SizingModel::FfnLine(const FfnGroup& g, const Pools& x) const {
+  const ModelShape& m = base_.model;
+  const double row = row_.of(x.recompute);
+  const double routed = share_[x.n] * (static_cast<double>(m.experts_per_token) * pair_.of(x.recompute) +
+                                       (m.shared_hidden > 0 ? shared_.of(x.recompute) : 0)) + visits_[x.n] * row;
+  const double dense = (dense_.of(x.recompute) + row) / x.n;
+  const double experts = share_[x.n] * static_cast<double>(m.num_experts);
+  const double launches = launch_f_ * (Launches(x.recompute) * (g.routed + g.dense) + (g.head ? 2 : 0));
+  return {tokens_ * (g.routed * routed + g.dense * dense + (g.head ? head_f_ / x.n : 0)) / x.replicas,
+          (g.routed * experts * load_.of(x.recompute) + launches) / x.replicas};
+}
+
+double SizingModel::NicBytes(const AttentionGroup& g, double rows) const {
+  const double row = kBf16 * static_cast<double>(base_.model.hidden_size);
+  return row * (g.sends_routed * rows + g.sends_dense) +
+         g.ids * kIdBytes * static_cast<double>(base_.model.experts_per_token);
 }
 
 double SizingModel::AttentionNs(const Pools& x) const {
-  const int layers = static_cast<int>(attention_.size());
-  const auto tokens = static_cast<double>(tokens_);
-  const double launches = launch_a_ * LayersOf(layers, x.p_a, 0) / x.sequences;
-  double ns = tokens * GroupSum(attention_, x.p_a, x.recompute) + launches;
-  if (x.head_on_attention) {
-    const int g = layers % x.p_a;
-    double own = tokens * head_ns_;
-    for (int l = g; l < layers; l += x.p_a) own += tokens * (x.recompute ? attention_[l].recompute : attention_[l].plain);
-    ns = std::max(ns, own + launches);
+  double ns = 0;
+  for (const AttentionGroup& g : attention_groups_[x.p_a][x.head_on_attention]) {
+    ns = std::max(ns, AttentionLine(g, x).constant);
   }
-  return ns / (static_cast<double>(x.replicas) * x.m);
-}
-
-double SizingModel::CopiesNs(const Pools& x) const {
-  const int layers = LayersOf(static_cast<int>(attention_.size()), x.p_a, 0);
-  return static_cast<double>(tokens_) * layers * (x.recompute ? copy_.recompute : copy_.plain) /
-         (static_cast<double>(x.replicas) * x.m);
+  return ns;
 }
 
 double SizingModel::ExpertsNs(int p_f, int n, bool recompute) const {
-  const ModelShape& m = base_.model;
-  const int layers = LayersOf(static_cast<int>(m.num_layers), p_f, 0);
-  const double k = static_cast<double>(m.experts_per_token);
-  const double pair = recompute ? pair_.recompute : pair_.plain;
-  const double row = recompute ? row_.recompute : row_.plain;
-  const double routed = k * share_[n] * pair + rows_[n] * share_[n] * row;
-  return static_cast<double>(tokens_) * (layers * routed + GroupSum(common_, p_f, recompute) * share_[n]);
+  const Pools x{.p_f = p_f, .n = n, .recompute = recompute, .head_on_attention = true};
+  double ns = 0;
+  for (const FfnGroup& g : ffn_groups_[p_f][true]) ns = std::max(ns, FfnLine(g, x).constant);
+  return ns;
 }
 
-double SizingModel::LoadNs(int p_f, int n, bool recompute) const {
-  const ModelShape& m = base_.model;
-  const int layers = LayersOf(static_cast<int>(m.num_layers), p_f, 0);
-  const double experts = share_[n] * static_cast<double>(m.num_experts);
-  return layers * (experts * (recompute ? load_.recompute : load_.plain) + launch_f_);
+double SizingModel::RowNs(bool ffn) const {
+  const ClusterSpec& c = ffn ? ffn_cluster() : attention_cluster();
+  return (kBf16 * static_cast<double>(base_.model.hidden_size) + kIdBytes) / (c.nic_gbytes_s * c.efficiency.m2n);
 }
 
-SizingModel::Far SizingModel::FarOf(const Pools& x) const {
-  const ClusterSpec& c = base_.cluster;
-  const int64_t a = int64_t{x.p_a} * x.m, f = int64_t{x.p_f} * x.n;
-  const double node = c.gpus_per_node;
-  const auto layers = static_cast<int>(base_.model.num_layers);
-  if (a + f <= c.gpus_per_node) return {0, 0};
-  // Positions on a line of the replica's GPUs, from 0 to 1; a worker's node is a piece of it.
-  const double all = static_cast<double>(a + f);
-  const double cut = x.mixed ? 0 : static_cast<double>(a) / all;
-  const auto span = [&](bool ffn, int g) {
-    const double p = ffn ? x.p_f : x.p_a;
-    const double from = x.mixed ? 0 : ffn ? cut : 0, to = x.mixed ? 1 : ffn ? 1 : cut;
-    return std::pair<double, double>{from + (to - from) * g / p, from + (to - from) * (g + 1) / p};
-  };
-  const auto near = [&](std::pair<double, double> me, std::pair<double, double> others) {
-    const double middle = (me.first + me.second) / 2;
-    const double begin = std::floor(middle * all / node) * node / all;
-    const double end = begin + node / all;
-    const double both = std::min(end, others.second) - std::max(begin, others.first);
-    return std::clamp(both / (others.second - others.first), 0.0, 1.0);
-  };
-  double near_a = 0, near_f = 0;
-  for (int l = 0; l < layers; ++l) {
-    const auto attention = span(false, l % x.p_a), ffn = span(true, l % x.p_f), next = span(false, (l + 1) % x.p_a);
-    near_a += near(attention, ffn) + near(next, ffn);
-    near_f += near(ffn, attention) + near(ffn, next);
+SizingModel::Lines SizingModel::AttentionLines(const Pools& x) const {
+  Lines out;
+  for (const AttentionGroup& g : attention_groups_[x.p_a][x.head_on_attention]) out.push_back(AttentionLine(g, x));
+  return out;
+}
+
+SizingModel::Lines SizingModel::FfnLines(const Pools& x) const {
+  Lines out;
+  for (const FfnGroup& g : ffn_groups_[x.p_f][x.head_on_attention]) out.push_back(FfnLine(g, x));
+  return out;
+}
+
+SizingModel::Lines SizingModel::AttentionNicLines(const Pools& x, double byte_ns) const {
+  Lines out;
+  const double ns = tokens_ * byte_ns / (static_cast<double>(x.replicas) * x.m);
+  for (const AttentionGroup& g : attention_groups_[x.p_a][x.head_on_attention]) {
+    const double fixed = NicBytes(g, 0);
+    out.push_back({ns * fixed, ns * (NicBytes(g, 1) - fixed)});
   }
-  return {1 - near_a / (2 * layers), 1 - near_f / (2 * layers)};
+  return out;
+}
+
+double SizingModel::FfnNicNs(const Pools& x, double byte_ns) const {
+  const double row = kBf16 * static_cast<double>(base_.model.hidden_size);
+  const double ids = kIdBytes * static_cast<double>(base_.model.experts_per_token) * share_[x.n];
+  const double rows = base_.dedup == Dedup::kNode ? rows_[x.n] * share_[x.n] : visits_[x.n];
+  double most = 0;
+  for (const FfnGroup& g : ffn_groups_[x.p_f][x.head_on_attention]) {
+    most = std::max(most, g.routed * (2 * row * rows + ids) + g.dense * 2 * row / x.n);
+  }
+  return most * tokens_ * byte_ns / x.replicas;
+}
+
+int64_t SizingModel::NodesOf(const Pools& x) const {
+  const int64_t node = attention_cluster().gpus_per_node;
+  return (int64_t{x.p_a} * x.m + int64_t{x.p_f} * x.n + node - 1) / node;
+}
+
+SizingModel::Far SizingModel::MixedFar(int p_a, int p_f, int64_t nodes) const {
+  if (nodes <= 1) return {0, 0};
+  if (std::max(p_a, p_f) > seen_->groups || nodes > Seen::kNodes) return FindMixedFar(p_a, p_f, nodes);
+  const int64_t groups = int64_t{p_a - 1} * seen_->groups + p_f - 1;
+  std::atomic<double>* at = &seen_->shares[static_cast<size_t>(2 * (groups * Seen::kNodes + nodes - 1))];
+  Far far{at[0].load(std::memory_order_relaxed), at[1].load(std::memory_order_relaxed)};
+  if (far.attention == Seen::kUnknown || far.ffn == Seen::kUnknown) {
+    far = FindMixedFar(p_a, p_f, nodes);
+    at[0].store(far.attention, std::memory_order_relaxed);
+    at[1].store(far.ffn, std::memory_order_relaxed);
+  }
+  return far;
+}
+
+SizingModel::Far SizingModel::FindMixedFar(int p_a, int p_f, int64_t nodes) const {
+  // Of p groups of a pool, group g is on the line of nodes from g * nodes / p to (g + 1) * nodes / p. What of group h
+  // of the other pool is on the node of a worker of g is least on the first or the last of g's nodes.
+  const auto near = [nodes](int64_t p, int64_t g, int64_t p_other, int64_t h) {
+    const double from = static_cast<double>(h * nodes) / static_cast<double>(p_other);
+    const double to = static_cast<double>((h + 1) * nodes) / static_cast<double>(p_other);
+    const auto on = [&](int64_t node) {
+      const double begin = std::max(from, static_cast<double>(node));
+      return std::max(0.0, std::min(to, static_cast<double>(node + 1)) - begin);
+    };
+    return std::min(on(g * nodes / p), on(((g + 1) * nodes + p - 1) / p - 1)) / (to - from);
+  };
+  const int count = std::min(layers_, std::lcm(p_a, p_f));  // then it is the same again
+  double a = 0, f = 0;
+  for (int l = 0; l < count; ++l) {
+    const int at = l % p_a, next = (l + 1) % p_a, ffn = l % p_f;
+    a += near(p_a, at, p_f, ffn) + near(p_a, next, p_f, ffn);
+    f += near(p_f, ffn, p_a, at) + near(p_f, ffn, p_a, next);
+  }
+  return {1 - a / (2 * count), 1 - f / (2 * count)};
+}
+
+SizingModel::ByteNs SizingModel::ByteNsOf(const Pools& x) const {
+  const ClusterSpec& a = attention_cluster();
+  const ClusterSpec& f = ffn_cluster();
+  Far far;
+  double nics_a = EqualNics(a), nics_f = EqualNics(f);
+  const int64_t nodes = NodesOf(x);
+  if (own_clusters()) {
+    far = {1, 1};
+  } else if (nodes == 1) {
+    far = {0, 0};
+  } else if (x.mixed) {
+    far = MixedFar(x.p_a, x.p_f, nodes);
+    const auto share = [&](int of_node, double workers, double equal) {
+      return of_node > 0 ? of_node / std::max(1.0, workers / static_cast<double>(nodes)) : equal;
+    };
+    nics_a = share(x.node_nics_a, static_cast<double>(x.p_a) * x.m, nics_a);
+    nics_f = share(x.node_nics_f, static_cast<double>(x.p_f) * x.n, nics_f);
+  }
+  if (base_.nics_a > 0) nics_a = base_.nics_a;
+  if (base_.nics_f > 0) nics_f = base_.nics_f;
+  return {disagmoe::ByteNs(a, far.attention, nics_a), disagmoe::ByteNs(f, far.ffn, nics_f)};
 }
 
 SizingTimes SizingModel::Times(const Pools& x) const {
-  const ClusterSpec& a = base_.cluster;
-  const ClusterSpec& f = base_.cluster;
-  const double r = x.replicas;
   SizingTimes t;
-  t.attention = AttentionNs(x) + rows_[x.n] * CopiesNs(x);
-  t.ffn = ExpertsNs(x.p_f, x.n, x.recompute) / r + LoadNs(x.p_f, x.n, x.recompute) / (r * x.m * x.sequences);
-  if (!x.head_on_attention) {
-    const auto layers = static_cast<int>(base_.model.num_layers);
-    // Its own group, which may be the fullest or have a layer less.
-    const double own = LayersOf(layers, x.p_f, (layers - 1) % x.p_f);
-    const double fullest = LayersOf(layers, x.p_f, 0);
-    t.ffn = std::max(t.ffn, t.ffn * own / fullest + static_cast<double>(tokens_) * head_ns_ / (r * x.n));
+  const ByteNs byte = ByteNsOf(x);
+  const double rows = rows_[x.n];
+  double bytes = 0;
+  for (const AttentionGroup& g : attention_groups_[x.p_a][x.head_on_attention]) {
+    t.attention = std::max(t.attention, AttentionLine(g, x).at(rows));
+    bytes = std::max(bytes, NicBytes(g, rows));
   }
-  const Far far = FarOf(x);
-  const double all = static_cast<double>(x.p_a * x.m + x.p_f * x.n);
-  const auto nics = [&](const ClusterSpec& c, int of_node, double workers) {
-    const double equal = static_cast<double>(c.nics_per_node) / c.gpus_per_node;
-    return x.mixed && of_node > 0 ? of_node / std::max(1.0, c.gpus_per_node * workers / all) : equal;
-  };
-  const double nics_a = base_.nics_a > 0 ? base_.nics_a : nics(a, x.node_nics_a, static_cast<double>(x.p_a) * x.m);
-  const double nics_f = base_.nics_f > 0 ? base_.nics_f : nics(f, x.node_nics_f, static_cast<double>(x.p_f) * x.n);
-  const auto layers = static_cast<int>(base_.model.num_layers);
-  const double rows = kMessages * static_cast<double>(tokens_) * rows_[x.n];
-  const auto link = [&](double rows_each, double away, double row_ns, double nics, const ClusterSpec& c) {
-    const double nvlink = row_ns * c.nic_gbytes_s * c.efficiency.m2n / (c.nvlink_gbytes_s * c.efficiency.nvlink);
-    return rows_each * std::max(away * row_ns / nics, (1 - away) * nvlink);
-  };
-  t.nic_a = link(rows * LayersOf(layers, x.p_a, 0) / (r * x.m), far.attention, row_ns_a_, nics_a, a);
-  t.nic_f = link(rows * share_[x.n] * LayersOf(layers, x.p_f, 0) / r, far.ffn, row_ns_f_, nics_f, f);
+  const double micro_batches = 1.0 / (static_cast<double>(x.m) * x.sequences);
+  for (const FfnGroup& g : ffn_groups_[x.p_f][x.head_on_attention]) {
+    t.ffn = std::max(t.ffn, FfnLine(g, x).at(micro_batches));
+  }
+  t.nic_a = bytes * tokens_ * byte.attention / (static_cast<double>(x.replicas) * x.m);
+  t.nic_f = FfnNicNs(x, byte.ffn);
   return t;
 }
 
 double SizingModel::AttentionBytes(const Pools& x, double held) const {
-  const ModelShape& m = base_.model;
-  const auto layers = static_cast<int>(m.num_layers);
-  double most = 0;
-  for (int g = 0; g < std::min(x.p_a, layers); ++g) {
-    double params = g == 0 ? static_cast<double>(m.EmbeddingParams()) : 0;
-    if (x.head_on_attention && g == layers % x.p_a) params += static_cast<double>(m.HeadParams());
-    for (int l = g; l < layers; l += x.p_a) params += attention_params_[l];
-    most = std::max(most, params);
-  }
   const double holders = base_.shard_optimizer ? static_cast<double>(x.replicas) * x.m : 1;
-  const std::vector<double>& kept = x.recompute ? attention_kept_recompute_ : attention_kept_;
-  const double mean = std::accumulate(kept.begin(), kept.end(), 0.0) / layers;
-  return most * (base_.weight_bytes + base_.gradient_bytes + base_.state_bytes / holders) + base_.reserved_gb * 1e9 +
-         held * mean * static_cast<double>(tokens_) * x.sequences;
+  return attention_params_[x.p_a][x.head_on_attention] *
+             (base_.weight_bytes + base_.gradient_bytes + base_.state_bytes / holders) +
+         base_.reserved_gb * 1e9 + held * attention_kept_[x.recompute] * tokens_ * x.sequences;
 }
 
 double SizingModel::FfnBytes(const Pools& x, double held) const {
   const ModelShape& m = base_.model;
-  const auto layers = static_cast<int>(m.num_layers);
-  Job job = base_;
-  job.recompute = x.recompute;
-  double experts = 0, common = 0;
-  for (int g = 0; g < std::min(x.p_f, layers); ++g) {
-    double own = 0, shared = 0;
-    for (int l = g; l < layers; l += x.p_f) {
-      if (routed_[l]) own += share_[x.n] * static_cast<double>(m.num_experts * m.ExpertParams());
-      shared += common_params_[l];
-    }
-    if (!x.head_on_attention && g == (layers - 1) % x.p_f) shared += static_cast<double>(m.HeadParams());
-    if (own + shared > experts + common) experts = own, common = shared;
-  }
+  const double each = base_.weight_bytes + base_.gradient_bytes;
   const double shard = base_.shard_optimizer ? x.replicas : 1;
   const double shard_common = base_.shard_optimizer ? static_cast<double>(x.replicas) * x.n : 1;
-  const double each = base_.weight_bytes + base_.gradient_bytes;
-  const double k = static_cast<double>(m.experts_per_token);
-  const double token = share_[x.n] * (rows_[x.n] * FfnRowBytes(job) + k * FfnPairBytes(job) +
-                                      CommonFfnBytes(job, m.num_layers - 1));
-  return experts * (each + base_.state_bytes / shard) + common * (each + base_.state_bytes / shard_common) +
-         base_.reserved_gb * 1e9 + held * token * static_cast<double>(tokens_) * x.m * x.sequences;
+  const double all = static_cast<double>(m.num_experts * m.ExpertParams());
+  double most = 0;
+  for (const FfnGroup& g : ffn_groups_[x.p_f][x.head_on_attention]) {
+    const double common = g.routed * shared_params_ + g.dense * dense_params_ +
+                          (g.head ? static_cast<double>(m.HeadParams()) : 0);
+    most = std::max(most, g.routed * share_[x.n] * all * (each + base_.state_bytes / shard) +
+                              common * (each + base_.state_bytes / shard_common));
+  }
+  const double token = visits_[x.n] * row_kept_[x.recompute] +
+                       share_[x.n] * (static_cast<double>(m.experts_per_token) * pair_kept_[x.recompute] +
+                                      common_kept_[x.recompute]);
+  return most + base_.reserved_gb * 1e9 + held * token * tokens_ * x.m * x.sequences;
 }
 
 }  // namespace disagmoe
