@@ -120,8 +120,8 @@ plain and overlapped Megatron.
   --schedule A,B    (af-pipe,megatron-1f1b,megatron-overlap); "all"
   --seq A,B         tokens of a sequence, 4096 or 4k (4k)
   --set KEY=VALUE   see below; SCHEDULE:KEY=VALUE for one of them. What a schedule does not use is refused
-  --expert-load F   relative loads of the experts: a run's expert_load.json, or one JSON array; used by order of
-                    popularity, mean over layers, with another order of experts in each layer
+  --expert-load F   relative loads of the experts: a run's expert_load.json, each layer's own at their experts; or one
+                    JSON array, used by order of popularity, with another order of experts in each layer
   --workers         where the time and the memory of each kind of worker go
   --any-memory      layouts that do not fit as well
   --trace FILE      one simulation's step, with memory over time, for ui.perfetto.dev

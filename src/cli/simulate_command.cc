@@ -1,14 +1,13 @@
 // disagmoe simulate MODEL CLUSTER: what each way of training costs.
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <optional>
 
 #include "base/error.h"
 #include "cli/commands.h"
+#include "cost/expert_load.h"
 #include "plan/evaluate.h"
 
 namespace disagmoe {
@@ -70,37 +69,6 @@ void CheckPrefixes(const SimulateArguments& a, const std::vector<std::string>& s
     if (std::find(schedules.begin(), schedules.end(), name) != schedules.end()) continue;
     throw Error({"a setting that is not used", "--set " + setting, name, "one of the schedules simulated", ""});
   }
-}
-
-// A run's expert_load.json (an array of loads a layer), or one array. By popularity, shares of a layer, mean over layers.
-std::vector<double> ReadExpertLoad(const std::string& path) {
-  std::ifstream in(path);
-  if (!in) throw Error({"cannot read expert loads", path, "", "a JSON array of numbers, one an expert", ""});
-  std::vector<double> out;
-  try {
-    const auto json = nlohmann::json::parse(in);
-    std::vector<std::vector<double>> layers;
-    if (json.is_array() && !json.empty() && json[0].is_array()) {
-      layers = json.get<std::vector<std::vector<double>>>();
-    } else {
-      layers.push_back(json.get<std::vector<double>>());
-    }
-    for (std::vector<double> loads : layers) {
-      std::sort(loads.rbegin(), loads.rend());
-      const double sum = std::accumulate(loads.begin(), loads.end(), 0.0);
-      if (loads.empty() || loads.size() != layers[0].size() || loads.back() < 0) {
-        throw Error({"cannot read expert loads", path, "", "as many loads in each layer, none below zero", ""});
-      }
-      if (!std::isfinite(sum)) throw Error({"cannot read expert loads", path, "", "loads whose sum is a number", ""});
-      if (sum <= 0) continue;  // a dense layer
-      out.resize(loads.size());
-      for (size_t e = 0; e < loads.size(); ++e) out[e] += loads[e] / sum;
-    }
-  } catch (const nlohmann::json::exception& e) {
-    throw Error({"cannot read expert loads", path, e.what(), "a JSON array of numbers, one an expert", ""});
-  }
-  if (out.empty()) throw Error({"cannot read expert loads", path, "zeros alone", "the load of some experts", ""});
-  return out;
 }
 
 std::string Gb(int64_t bytes) {
@@ -355,7 +323,7 @@ int SimulateCommand(const SimulateArguments& a) {
   base.model = LoadModelShape(a.model);
   base.cluster = clusters[0];
   if (clusters.size() == 2) base.ffn_cluster = clusters[1];
-  if (!a.expert_load.empty()) base.expert_load = ReadExpertLoad(a.expert_load);
+  if (!a.expert_load.empty()) base.expert_loads = ReadExpertLoads(a.expert_load);
   std::vector<int64_t> sequences;
   for (const std::string& text : a.sequences) sequences.push_back(ParseTokens(text));
   if (sequences.empty()) sequences.push_back(4096);

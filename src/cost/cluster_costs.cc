@@ -54,7 +54,7 @@ Straggler ClusterCosts::Tables::SlownessOf(const GroupSchedule& group, size_t wo
 }
 
 void ClusterCosts::Tables::MakeClasses() {
-  const bool each = job.uneven() || job.jitter > 0;
+  const bool each = job.uneven() || job.jitter > 0 || !job.expert_counts.empty();
   std::vector<char> used(job.stragglers.size(), 0);
   for (size_t g = 0; g < s.groups.size(); ++g) {
     first_class.push_back(static_cast<int>(classes.size()));
@@ -86,6 +86,11 @@ void ClusterCosts::Tables::MakeClasses() {
   }
 }
 
+std::vector<int> ClusterCosts::Tables::CountsOf(int layer) const {
+  if (job.expert_counts.empty()) return {};
+  return job.expert_counts[job.expert_counts.size() == 1 ? 0 : layer];
+}
+
 std::pair<int64_t, int64_t> ClusterCosts::Tables::ExpertsOfPart(int part) const {
   if (!OwnExperts()) return {0, model.num_experts};
   const double share = job.attention_expert_share * static_cast<double>(model.num_experts);
@@ -94,13 +99,13 @@ std::pair<int64_t, int64_t> ClusterCosts::Tables::ExpertsOfPart(int part) const 
 }
 
 const std::vector<Holder>& ClusterCosts::Tables::Holders(int layer, int group, int part) {
-  const int kind = !Routed(layer) ? -1 : job.uneven() ? layer : 0;
+  const int kind = !Routed(layer) ? -1 : job.uneven() || job.expert_counts.size() > 1 ? layer : 0;
   const auto [at, is_new] = holders_of.try_emplace({kind, group * parts + (OwnExperts() ? part : 0)});
   if (!is_new) return at->second;
   const std::vector<int> group_nodes = NodesOfGroup(group);
   if (kind >= 0) {
     const auto [first, last] = ExpertsOfPart(part);
-    return at->second = HoldersOf(RoutingOf(by_rank, job, layer), first, last, group_nodes);
+    return at->second = HoldersOf(RoutingOf(by_rank, job, layer), first, last, group_nodes, CountsOf(layer));
   }
   // Every token visits its home alone.
   std::map<int, int> on_node;

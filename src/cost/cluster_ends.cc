@@ -25,8 +25,11 @@ ClusterCosts::Tables::GroupParams ClusterCosts::Tables::ParamsOf(int group) cons
         if (once) out.shared += static_cast<double>(model.FfnParams(layer) - all);
         if (all == 0 || (!once && !OwnExperts())) continue;
         const auto [first, last] = ExpertsOfPart(part);
+        const std::vector<int> counts = CountsOf(layer);
         for (int64_t w = 0; w < workers; ++w) {
-          experts[w] += PartBegin(last - first, workers, w + 1) - PartBegin(last - first, workers, w);
+          experts[w] += counts.empty()
+                            ? PartBegin(last - first, workers, w + 1) - PartBegin(last - first, workers, w)
+                            : counts[w];
         }
       }
     }

@@ -71,6 +71,7 @@ struct ClusterCosts::Tables {
   // Parts of a stage that live in different groups have experts of their own (hetermoe): [first, last) of a part.
   bool OwnExperts() const { return !s.part_group.empty(); }
   std::pair<int64_t, int64_t> ExpertsOfPart(int part) const;
+  std::vector<int> CountsOf(int layer) const;  // by worker; empty: equal shares
   const std::vector<Holder>& Holders(int layer, int group, int part);
   double RowsOfToken(const std::vector<Holder>& holders) const;
   double NicsOf(int group) const;

@@ -48,23 +48,71 @@ void CheckName(const Job& job) {
 
 namespace {
 
+bool Routed(const ModelShape& m, size_t layer) { return m.num_experts > 0 && !m.dense[layer]; }
+
+// One row for all layers, or one for each.
+void CheckRows(const Job& job, const std::string& where, size_t rows) {
+  const int64_t layers = job.model.num_layers;
+  if (rows == 1 || static_cast<int64_t>(rows) == layers) return;
+  Refuse(where + " of other layers than the model's", where, std::to_string(rows) + " rows",
+         std::to_string(layers) + ", one a layer, or one for all");
+}
+
+}  // namespace
+
 void CheckLoads(const Job& job) {
-  if (job.expert_load.empty()) return;
-  if (static_cast<int64_t>(job.expert_load.size()) != job.model.num_experts) {
-    Refuse("wrong number of expert loads", "expert loads", std::to_string(job.expert_load.size()),
-           std::to_string(job.model.num_experts));
-  }
-  int64_t used = 0;
-  for (double x : job.expert_load) {
-    if (!(x >= 0) || x > 1e300) Refuse("value out of range", "expert loads", std::to_string(x), "at least 0");
-    used += x > 0;
-  }
-  if (used < job.model.experts_per_token) {
-    Refuse("fewer experts with a load than a token has", "expert loads", std::to_string(used),
-           "at least " + std::to_string(job.model.experts_per_token));
+  if (job.expert_loads.empty()) return;
+  CheckRows(job, "expert loads", job.expert_loads.size());
+  for (size_t l = 0; l < job.expert_loads.size(); ++l) {
+    const bool for_all = job.expert_loads.size() == 1;
+    if (!for_all && !Routed(job.model, l)) continue;
+    const std::vector<double>& loads = job.expert_loads[l];
+    const std::string where = "expert loads" + (for_all ? "" : ", layer " + std::to_string(l));
+    if (static_cast<int64_t>(loads.size()) != job.model.num_experts) {
+      Refuse("wrong number of expert loads", where, std::to_string(loads.size()),
+             std::to_string(job.model.num_experts));
+    }
+    int64_t used = 0;
+    for (double x : loads) {
+      if (!(x >= 0) || x > 1e300) Refuse("value out of range", where, std::to_string(x), "at least 0");
+      used += x > 0;
+    }
+    if (used < job.model.experts_per_token) {
+      Refuse("fewer experts with a load than a token has", where, std::to_string(used),
+             "at least " + std::to_string(job.model.experts_per_token));
+    }
   }
   if (job.routing_skew > 0) {
     Refuse("two ways to route", "routing_skew", "a skew and recorded loads", "one of them");
+  }
+}
+
+namespace {
+
+void CheckCounts(const Job& job, int workers) {
+  if (job.expert_counts.empty()) return;
+  CheckRows(job, "expert counts", job.expert_counts.size());
+  if (job.attention_expert_share > 0) {
+    Refuse("experts of both pools are not counted", "expert counts",
+           "attention_expert_share " + std::to_string(job.attention_expert_share), "0");
+  }
+  for (size_t l = 0; l < job.expert_counts.size(); ++l) {
+    const bool for_all = job.expert_counts.size() == 1;
+    if (!for_all && !Routed(job.model, l)) continue;
+    const std::vector<int>& row = job.expert_counts[l];
+    const std::string where = "expert counts" + (for_all ? "" : ", layer " + std::to_string(l));
+    if (row.size() != static_cast<size_t>(workers)) {
+      Refuse("wrong number of expert counts", where, std::to_string(row.size()),
+             std::to_string(workers) + ", one for each worker of a group");
+    }
+    int64_t sum = 0;
+    for (int n : row) {
+      if (n < 0) Refuse("value out of range", where, std::to_string(n), "at least 0");
+      sum += n;
+    }
+    if (sum != job.model.num_experts) {
+      Refuse("expert counts that do not add up", where, std::to_string(sum), std::to_string(job.model.num_experts));
+    }
   }
 }
 
@@ -144,7 +192,8 @@ void CheckClusters(const Job& job) {
   if (replicas != job.replicas()) {
     Refuse("pools of different numbers of replicas",
            "p_a * m = " + std::to_string(a) + ", p_f * n = " + std::to_string(f),
-           std::to_string(job.replicas()) + " of attention, " + std::to_string(replicas) + " of FFN", "as many of both");
+           std::to_string(job.replicas()) + " of attention, " + std::to_string(replicas) + " of FFN",
+           "as many of both");
   }
   CheckNics(job, job.cluster, true, false);
   CheckNics(job, *job.ffn_cluster, false, true);
@@ -162,7 +211,7 @@ void CheckJob(const Job& job) {
                " * attention workers " + std::to_string(job.m) + " * sequences " + std::to_string(job.sequences));
   }
   const int holders = job.colocated() ? job.m : job.n;
-  if (job.model.num_experts > 0 && holders > job.model.num_experts) {
+  if (job.model.num_experts > 0 && holders > job.model.num_experts && job.expert_counts.empty()) {
     Refuse("more workers than experts", job.colocated() ? "ep" : "n", std::to_string(holders),
            "at most " + std::to_string(job.model.num_experts));
   }
@@ -176,6 +225,7 @@ void CheckJob(const Job& job) {
            "at most " + std::to_string(job.model.num_experts));
   }
   CheckLoads(job);
+  CheckCounts(job, holders);
   CheckSize(job);
   if (job.seq_length < 1) Refuse("value out of range", "--seq", std::to_string(job.seq_length), "at least 1");
 }
@@ -232,7 +282,8 @@ Schedule ScheduleOf(const Job& job) {
     // and workers that are all alike.
     Job calm = job;
     calm.jitter = calm.routing_skew = 0;
-    calm.expert_load.clear();
+    calm.expert_loads.clear();
+    calm.expert_counts.clear();
     calm.stragglers.clear();
     const Schedule sketch = Generate(job.schedule, placement, options);
     const ClusterCosts costs(calm, sketch);

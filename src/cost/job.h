@@ -55,10 +55,13 @@ struct Job {
   double weight_bytes = 2, gradient_bytes = 4, state_bytes = 12;  // a parameter
   double reserved_gb = 6;              // of each GPU: context, communication library, fragmentation
 
-  // Routing: popularity of the r-th expert is proportional to 1 / r^skew; or expert_load, relative loads of a recorded
+  // Routing: popularity of the r-th expert is proportional to 1 / r^skew; or expert_loads, relative loads of a recorded
   // run (any scale). In another order in each layer.
   double routing_skew = 0;
-  std::vector<double> expert_load;
+  std::vector<std::vector<double>> expert_loads;
+  // Experts of the first, second, ... worker of a group that holds them: one row for all layers, or one a layer (of a
+  // dense layer: not read). 0 is allowed, a row adds up to num_experts. Empty: equal shares.
+  std::vector<std::vector<int>> expert_counts;
   int shadow_experts = 0;              // fastermoe: hottest experts of a layer, copied to every worker
   double attention_expert_share = 0;   // hetermoe: share of the experts on attention workers
 
@@ -75,17 +78,20 @@ struct Job {
   const ClusterSpec& cluster_of(int group) const { return ffn_cluster && group >= p_a ? *ffn_cluster : cluster; }
   double peak_tflops() const;  // dense, mean of all GPUs
   int64_t micro_batches() const { return global_batch / (int64_t{replicas()} * m * sequences); }
-  bool uneven() const { return routing_skew > 0 || !expert_load.empty(); }
+  bool uneven() const { return routing_skew > 0 || !expert_loads.empty(); }
   // Computation of one group goes on while its own exchanges run.
   bool overlaps() const;
 };
 
 // Throws Error for an unknown schedule.
 void CheckName(const Job& job);
-// Throws Error where numbers cannot be: more workers than GPUs that are used, pools of other numbers of replicas, a batch
-// that does not divide, more workers than experts, more NICs than there are, a step too long or of too many operations
-// to be simulated.
+// Throws Error where numbers cannot be: more workers than GPUs that are used, pools of other numbers of replicas, a
+// batch that does not divide, more workers than experts, loads or counts of other experts or layers, more NICs than
+// there are, a step too long or of too many operations to be simulated.
 void CheckJob(const Job& job);
+
+// Of it what no layout changes: throws Error for recorded loads of another model.
+void CheckLoads(const Job& job);
 
 // Settings by name, for --set; throws Error for an unknown one (with the nearest), a value that cannot be, and one that
 // `job.schedule` ignores. Applied after the schedule is set.

@@ -210,10 +210,12 @@ TEST(Knobs, JobsThatCannotBe) {
   EXPECT_THAT(error([](Job* j) { j->p_f = j->p_a = 1, j->n = 17, j->m = 4, j->cluster.gpus = 21; }),
               HasSubstr("more workers than experts"));
   EXPECT_THAT(error([](Job* j) { j->seq_length = 0; }), HasSubstr("--seq"));
-  EXPECT_THAT(error([](Job* j) { j->expert_load = {1, 2}; }), HasSubstr("wrong number of expert loads"));
-  EXPECT_THAT(error([](Job* j) { j->expert_load.assign(16, -1); }), HasSubstr("expert loads"));
-  EXPECT_THAT(error([](Job* j) { j->expert_load.assign(16, 0), j->expert_load[3] = 1; }), HasSubstr("at least 2"));
-  EXPECT_THAT(error([](Job* j) { j->expert_load.assign(16, 1), j->routing_skew = 1; }), HasSubstr("two ways to route"));
+  EXPECT_THAT(error([](Job* j) { j->expert_loads = {{1, 2}}; }), HasSubstr("wrong number of expert loads"));
+  EXPECT_THAT(error([](Job* j) { j->expert_loads = {std::vector<double>(16, -1)}; }), HasSubstr("expert loads"));
+  EXPECT_THAT(error([](Job* j) { j->expert_loads = {std::vector<double>(16, 0)}, j->expert_loads[0][3] = 1; }),
+              HasSubstr("at least 2"));
+  EXPECT_THAT(error([](Job* j) { j->expert_loads = {std::vector<double>(16, 1)}, j->routing_skew = 1; }),
+              HasSubstr("two ways to route"));
   EXPECT_THAT(error([](Job* j) { j->nics_a = 1.5; }), HasSubstr("got 20, expected at most the cluster's 16"));
   EXPECT_EQ(error([](Job* j) { j->nics_a = 1.5, j->nics_f = 0.5; }), "");
   EXPECT_THAT(error([](Job* j) { j->cluster.topology = "flat", j->cluster.spine_oversubscription = 2; }),

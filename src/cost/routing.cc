@@ -32,18 +32,21 @@ void Multiply(std::vector<double>* poly, double w) {
 // products of k - 1 odds of others, over that of all products of k.
 std::vector<double> Probabilities(const std::vector<double>& w, int64_t k) {
   const size_t n = w.size();
-  std::vector<std::vector<double>> behind(n + 1, std::vector<double>(k + 1, 0));
-  behind[n][0] = 1;
+  const size_t row = static_cast<size_t>(k) + 1;
+  std::vector<double> behind((n + 1) * row, 0);  // [e][j]: of j odds of those from e on
+  behind[n * row] = 1;
   for (size_t e = n; e-- > 0;) {
-    behind[e] = behind[e + 1];
-    Multiply(&behind[e], w[e]);
+    const double* next = &behind[(e + 1) * row];
+    double* here = &behind[e * row];
+    here[0] = next[0];
+    for (size_t j = 1; j < row; ++j) here[j] = next[j] + w[e] * next[j - 1];
   }
   std::vector<double> before(k + 1, 0), out(n);
   before[0] = 1;
   for (size_t e = 0; e < n; ++e) {
     double others = 0;
-    for (int64_t j = 0; j < k; ++j) others += before[j] * behind[e + 1][k - 1 - j];
-    out[e] = w[e] * others / behind[0][k];
+    for (int64_t j = 0; j < k; ++j) others += before[j] * behind[(e + 1) * row + k - 1 - j];
+    out[e] = w[e] * others / behind[k];
     Multiply(&before, w[e]);
   }
   return out;
@@ -129,6 +132,39 @@ double MissedByOdds(const Routing& r, const std::vector<char>& set) {
   return Products(r, &set) / r.all_products;
 }
 
+bool HasLayersLoads(const Job& job) { return job.expert_loads.size() > 1; }
+
+// Experts by load, the most first; ties by number.
+std::vector<int64_t> ByLoad(const std::vector<double>& loads) {
+  std::vector<int64_t> order(loads.size());
+  std::iota(order.begin(), order.end(), int64_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return loads[a] > loads[b]; });
+  return order;
+}
+
+// Probabilities and odds of k of these loads. `order` is ByLoad of them.
+void SetLoads(const std::vector<double>& loads, const std::vector<int64_t>& order, Routing* out) {
+  const size_t experts = loads.size();
+  std::vector<double> weight;
+  for (int64_t e : order) weight.push_back(loads[e]);
+  // The most popular are full one after the other, as long as an equal share of what is left would exceed 1.
+  double left = static_cast<double>(out->k);
+  double sum = std::accumulate(weight.rbegin(), weight.rend(), 0.0);
+  out->probability.assign(experts, 0);
+  for (size_t r = 0; r < experts && left > 0; ++r) {
+    const bool full = left * weight[r] >= sum * (1 - 1e-12);
+    if (!full) {
+      for (size_t i = r; i < experts; ++i) out->probability[order[i]] = left * weight[i] / sum;
+      break;
+    }
+    out->probability[order[r]] = 1;
+    left -= 1;
+    sum = std::accumulate(weight.rbegin(), weight.rend() - static_cast<std::ptrdiff_t>(r + 1), 0.0);
+  }
+  out->odds = OddsFor(out->probability, out->k);
+  out->all_products = Products(*out, nullptr);
+}
+
 }  // namespace
 
 Routing RankRouting(const Job& job) {
@@ -140,31 +176,16 @@ Routing RankRouting(const Job& job) {
     out.groups_per_token = m.groups_per_token;
   }
   const auto experts = static_cast<size_t>(m.num_experts);
-  if (!job.uneven()) {
+  if (!job.uneven() || HasLayersLoads(job)) {
     out.probability.assign(experts, static_cast<double>(out.k) / static_cast<double>(experts));
     return out;
   }
-  std::vector<double> weight = job.expert_load;
+  std::vector<double> weight = job.expert_loads.empty() ? std::vector<double>{} : job.expert_loads[0];
   for (size_t r = 0; weight.size() < experts; ++r) {
     weight.push_back(std::pow(static_cast<double>(r + 1), -job.routing_skew));
   }
   std::sort(weight.rbegin(), weight.rend());
-  // The most popular are full one after the other, as long as an equal share of what is left would exceed 1.
-  double left = static_cast<double>(out.k);
-  double sum = std::accumulate(weight.rbegin(), weight.rend(), 0.0);
-  out.probability.assign(experts, 0);
-  for (size_t r = 0; r < experts && left > 0; ++r) {
-    const bool full = left * weight[r] >= sum * (1 - 1e-12);
-    if (!full) {
-      for (size_t i = r; i < experts; ++i) out.probability[i] = left * weight[i] / sum;
-      break;
-    }
-    out.probability[r] = 1;
-    left -= 1;
-    sum = std::accumulate(weight.rbegin(), weight.rend() - static_cast<std::ptrdiff_t>(r + 1), 0.0);
-  }
-  out.odds = OddsFor(out.probability, out.k);
-  out.all_products = Products(out, nullptr);
+  SetLoads(weight, ByLoad(weight), &out);
   return out;
 }
 
@@ -173,16 +194,22 @@ Routing RoutingOf(const Routing& by_rank, const Job& job, int64_t layer) {
   const auto experts = static_cast<int64_t>(by_rank.probability.size());
   const int64_t shadows = std::min<int64_t>(job.shadow_experts, experts);
   if (shadows > 0) out.shadowed.assign(experts, 0);
-  if (by_rank.odds.empty()) {
+  if (!job.uneven()) {
     for (int64_t i = 0; i < shadows; ++i) out.shadowed[i * experts / shadows] = 1;
     return out;
   }
-  const std::vector<int64_t> order = Shuffled(experts, job.seed * 1000003 + static_cast<uint64_t>(layer));
-  for (int64_t r = 0; r < experts; ++r) {
-    out.probability[order[r]] = by_rank.probability[r];
-    out.odds[order[r]] = by_rank.odds[r];
-    if (r < shadows) out.shadowed[order[r]] = 1;
+  std::vector<int64_t> order;
+  if (HasLayersLoads(job)) {
+    order = ByLoad(job.expert_loads[layer]);
+    SetLoads(job.expert_loads[layer], order, &out);
+  } else {
+    order = Shuffled(experts, job.seed * 1000003 + static_cast<uint64_t>(layer));
+    for (int64_t r = 0; r < experts; ++r) {
+      out.probability[order[r]] = by_rank.probability[r];
+      out.odds[order[r]] = by_rank.odds[r];
+    }
   }
+  for (int64_t r = 0; r < shadows; ++r) out.shadowed[order[r]] = 1;
   return out;
 }
 

@@ -7,17 +7,19 @@
 
 namespace disagmoe {
 
-std::vector<Holder> HoldersOf(const Routing& routing, int64_t first, int64_t last, const std::vector<int>& nodes) {
+std::vector<Holder> HoldersOf(const Routing& routing, int64_t first, int64_t last, const std::vector<int>& nodes,
+                              const std::vector<int>& counts) {
   const auto workers = static_cast<int64_t>(nodes.size());
   const size_t experts = routing.probability.size();
   std::map<int, std::vector<char>> on_node;
   std::vector<Holder> out(nodes.size());
   std::vector<char> own(experts);
+  int64_t end = first;
   for (int64_t w = 0; w < workers; ++w) {
     Holder& h = out[w];
     h.node = nodes[w];
-    const int64_t begin = first + PartBegin(last - first, workers, w);
-    const int64_t end = first + PartBegin(last - first, workers, w + 1);
+    const int64_t begin = end;
+    end = counts.empty() ? first + PartBegin(last - first, workers, w + 1) : begin + counts[w];
     h.experts = end - begin;
     std::vector<char>& node = on_node.try_emplace(h.node, experts).first->second;
     std::fill(own.begin(), own.end(), 0);

@@ -23,9 +23,10 @@ struct Routing {
   std::vector<char> shadowed;                // held by everyone: nothing travels to it. Empty: none
 };
 // By rank of popularity, the most popular first: as in Job; those that would exceed 1 are 1 and the rest shared out.
+// Balanced where the job has the loads of each layer.
 Routing RankRouting(const Job& job);
-// By expert, of one layer: uneven experts are in another order in each layer. The job.shadow_experts hottest are
-// shadowed.
+// By expert, of one layer: its own loads, or uneven experts in another order in each layer. The job.shadow_experts
+// hottest are shadowed.
 Routing RoutingOf(const Routing& by_rank, const Job& job, int64_t layer);
 // Probability that a token has an expert in the set (by expert: whether it is in it).
 double VisitProbability(const Routing& routing, const std::vector<char>& set);
@@ -39,8 +40,10 @@ struct Holder {
   double node_visit = 0;  // the same of all holders on its node
 };
 
-// Contiguous share of experts [first, last) over `workers`, worker i has those of PartBegin. `nodes` by worker.
-std::vector<Holder> HoldersOf(const Routing& routing, int64_t first, int64_t last, const std::vector<int>& nodes);
+// Contiguous shares of experts [first, last): worker i has counts[i] of them, or (no counts) those of PartBegin.
+// `nodes` by worker.
+std::vector<Holder> HoldersOf(const Routing& routing, int64_t first, int64_t last, const std::vector<int>& nodes,
+                              const std::vector<int>& counts = {});
 
 struct SideRows {
   double nic = 0;     // rows over its NIC

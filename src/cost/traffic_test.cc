@@ -73,13 +73,13 @@ TEST(Traffic, ProbabilitiesAddUpToK) {
 // Loads 6, 1, 1, 1, 1 and k = 2: the first would have 2 * 6/10 > 1, so it has 1 and the others a quarter each.
 TEST(Traffic, LoadsOfARecordedRun) {
   Job job = MakeJob(5, 2);
-  job.expert_load = {1, 1, 6, 1, 1};
+  job.expert_loads = {{1, 1, 6, 1, 1}};
   std::vector<double> p = RankRouting(job).probability;
   EXPECT_DOUBLE_EQ(p[0], 1);
   for (int r = 1; r < 5; ++r) EXPECT_DOUBLE_EQ(p[r], 0.25);
   // Loads 4, 2, 1, 1 and k = 2: 1, then 1 * 2/4, 1/4, 1/4.
   job = MakeJob(4, 2);
-  job.expert_load = {1, 2, 4, 1};
+  job.expert_loads = {{1, 2, 4, 1}};
   p = RankRouting(job).probability;
   EXPECT_EQ(p, (std::vector<double>{1, 0.5, 0.25, 0.25}));
 }
@@ -194,8 +194,10 @@ TEST(Traffic, RowsOneByOne) {
     const int64_t experts = 4 + static_cast<int64_t>(random.Below(6));
     Job job = MakeJob(experts, 1 + static_cast<int64_t>(random.Below(4)));
     if (round % 3 == 1) job.routing_skew = 0.2 + 3 * random.Uniform();
-    if (round % 3 == 2) job.expert_load.assign(experts, 0);
-    for (double& x : job.expert_load) x = random.Uniform();
+    if (round % 3 == 2) job.expert_loads.assign(1, std::vector<double>(experts, 0));
+    for (std::vector<double>& loads : job.expert_loads) {
+      for (double& x : loads) x = random.Uniform();
+    }
     if (round % 4 == 3) job.shadow_experts = 1 + static_cast<int>(random.Below(2));
     const bool same = random.Below(2) == 0;
     std::vector<int> holders(1 + random.Below(static_cast<uint64_t>(std::min<int64_t>(experts, 5))));

@@ -65,7 +65,7 @@ StepEstimate EstimateStep(const Job& job) {
   const int64_t all_layers = job.model.num_layers;
   const int64_t all_batches = job.micro_batches();
   std::vector<int64_t> layers = Sizes(all_layers, LayerPeriod(job), 2, 4);
-  const bool shapes_differ = !job.expert_load.empty();
+  const bool shapes_differ = !job.expert_loads.empty() || job.expert_counts.size() > 1;
   if (shapes_differ) layers = {all_layers};
   const std::vector<int64_t> batches = Sizes(all_batches, RoundOf(job), 2, 3);
   StepEstimate out;

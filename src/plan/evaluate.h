@@ -51,7 +51,8 @@ struct LayoutSearch {
 // Tries groups, workers, virtual stages, sequences a micro-batch, where the head is, with and without recomputation,
 // and for tutel its degrees, in the order of a lower bound of the step (bounds.h), until the bound exceeds the best.
 // What is in `fixed` stays as in `base`. The larger search, with NICs, placement and reasons, is the planner's.
-// With any_memory, layouts that do not fit count as well (and recomputation gains nothing).
+// With any_memory, layouts that do not fit count as well (and recomputation gains nothing). Throws Error only where no
+// layout can help (CheckLoads).
 LayoutSearch SearchLayouts(const Job& base, const Fixed& fixed, bool any_memory = false);
 
 }  // namespace disagmoe

@@ -146,6 +146,7 @@ class Enumeration {
     job.jitter = 0;
     job.cluster.gpus -= job.idle_gpus;
     job.idle_gpus = 0;
+    job.expert_counts.clear();  // of groups of another size
     job.p_a = job.p_f = 1;
     job.m = job.n = std::min<int>(job.cluster.gpus / 2, static_cast<int>(job.model.num_experts));
     GenerateOptions one;
@@ -246,6 +247,7 @@ void SimulateOne(const Job& job, bool any_memory, LayoutSearch* out) {
 }  // namespace
 
 LayoutSearch SearchLayouts(const Job& base, const Fixed& fixed, bool any_memory) {
+  CheckLoads(base);
   LayoutSearch out;
   std::vector<Job> jobs = Enumeration(base, fixed).jobs;
   // To recompute is slower, but may leave room for a faster layout.

@@ -24,7 +24,8 @@ bool Routed(const ModelShape& m, int64_t layer) { return !m.dense[layer]; }
 Job Calm(Job job) {
   job.stragglers.clear();
   job.jitter = job.routing_skew = 0;
-  job.expert_load.clear();
+  job.expert_loads.clear();
+  job.expert_counts.clear();
   job.recompute = false;
   return job;
 }
