@@ -26,7 +26,7 @@ function(disagmoe_headers_alone target)
 endfunction()
 
 add_custom_target(headers_alone)
-disagmoe_headers_alone(headers_alone_light FOLDERS base schedule spec cost trace sim io transport cli
+disagmoe_headers_alone(headers_alone_light FOLDERS base schedule spec cost trace sim plan io transport cli
   LIBS disagmoe_base disagmoe_transport)
 if(DISAGMOE_FULL)
   disagmoe_headers_alone(headers_alone_torch FOLDERS layers runtime LIBS disagmoe_base disagmoe_transport disagmoe_torch

@@ -45,6 +45,22 @@ struct SimulateArguments {
 };
 int SimulateCommand(const SimulateArguments& arguments);
 
+struct PlanArguments {
+  std::string model, cluster;          // "h800x64+h100x64": two kinds of machines
+  std::string seq = "4k";
+  std::string batch = "1024";          // within 5 %; or "960:1088"
+  std::vector<std::string> schedules;  // empty: all; "trained": those that the runtime executes
+  std::vector<std::string> settings;   // as simulate's
+  std::string expert_load;
+  std::string out;                     // plan file
+  std::string svg;                     // roofline
+  double effort = 1;                   // times the usual number of operations simulated
+  int threads = 0;                     // 0: as many as there are cores
+  bool brief = false;                  // the table alone
+  bool json = false;
+};
+int PlanCommand(const PlanArguments& arguments);
+
 struct ReproduceArguments {
   std::vector<std::string> tables;  // empty: all
   bool markdown = false;
@@ -104,6 +120,9 @@ struct ModelArguments {
   bool json = false;
 };
 int ModelCommand(const ModelArguments& arguments);
+
+// "4096" or "4k" tokens, as an option says it.
+int64_t ParseTokens(const std::string& text, const std::string& option);
 
 // The disagmoe-worker in the same folder as this program.
 std::string WorkerProgram();

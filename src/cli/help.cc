@@ -15,10 +15,11 @@ constexpr const char* kProgram = R"(DisagMoE trains Mixture-of-Experts language 
   disagmoe reference configs/tiny.toml                  the same training in one process
   disagmoe schedule configs/tiny.toml --grid            what every worker does, and when
   disagmoe simulate qwen3-235b-a22b h800x128 --seq 4k,16k    what each way of training costs on a cluster
+  disagmoe plan qwen3-30b-a3b h800x128 --seq 16k --out plan.toml    does splitting pay there, and with which split?
   disagmoe profile configs/tiny.toml --out profile.json      measures the layers on this machine, for `simulate --profile`
   disagmoe reproduce                                    published claims beside the simulator
 
-Commands: train, reference, schedule, simulate, profile, reproduce, data, timeline, verify, generate. `disagmoe COMMAND --help` shows more, --version the version.
+Commands: train, reference, schedule, plan, simulate, profile, reproduce, data, timeline, verify, generate. `disagmoe COMMAND --help` shows more, --version the version.
 Exit code: 0 done, 1 a worker failed, 2 a mistake of use, configuration or environment, 3 a fault of ours.
 )";
 
@@ -98,6 +99,33 @@ constexpr const char* kSchedule = R"(Prints the schedule that `train` would exec
   --columns N     with --grid: not wider than this
   --check         validate, and print what is known about it
   --json          for machines
+)";
+
+constexpr const char* kPlan = R"(Plans: does splitting attention and experts pay on a model and a cluster, with which split, and will it fit?
+
+  disagmoe plan MODEL CLUSTER [options]
+
+  disagmoe plan qwen3-30b-a3b h800x128 --seq 16k             every schedule with its best layout, and the best of all
+  disagmoe plan qwen3-30b-a3b h800x128 --out plan.toml       and a file that `train`, `simulate` and `profile` take
+  disagmoe plan deepseek-moe h800x64+h100x64                 two kinds of machines: a pool on each
+  disagmoe plan deepseek-moe h800x32 --set n=8 --set b=1     with some of the numbers given
+
+MODEL and CLUSTER are those of `simulate`. Tried: groups, workers, NICs and nodes of each pool, sequences a micro-batch,
+rounds, recomputation, where the head is; colocated: pipeline, expert parallelism, virtual stages. Layouts are ranked by
+what they compute and send (the sizing program), estimated from smaller steps, and the best are simulated.
+Exit code 0: a plan that fits, 1: nothing fits (and what would is said).
+  --seq TOKENS         of a sequence: 4096 or 4k (4k)
+  --batch N | LO:HI    sequences a step: within 5 % of N, or any between (1024)
+  --schedule NAMES     "all" (as without), "trained" (what `train` executes), or names
+  --set KEY=VALUE      a setting that stays, or SCHEDULE:KEY=VALUE; see `simulate --help`
+  --expert-load FILE   a run's expert_load.json: uneven experts
+  --out FILE           the plan, as a configuration
+  --svg FILE           the roofline, drawn
+  --effort X           X times the usual number of simulations
+  --threads N          (all cores)
+  --brief              the table alone: no what-ifs, no roofline
+  --json               for machines
+Ctrl-C ends the search with the best so far.
 )";
 
 constexpr const char* kSimulate = R"(Simulates a training step: of a model on a cluster, with each schedule's best layout; or of a run on this machine.
@@ -212,6 +240,7 @@ std::string HelpOf(const std::string& command) {
   if (command == "train") return std::string(kTrain) + kKeys + ConfigHelp();
   if (command == "reference") return std::string(kReference) + "\nKeys: see `disagmoe train --help`.\n";
   if (command == "schedule") return kSchedule;
+  if (command == "plan") return kPlan;
   if (command == "simulate") return kSimulate + SimulateKeys();
   if (command == "reproduce") return kReproduce;
   if (command == "profile") return kProfile;

@@ -17,6 +17,7 @@ struct CommandLine {
   DataArguments data;
   TimelineArguments timeline;
   SimulateArguments simulate;
+  PlanArguments plan;
   ReproduceArguments reproduce;
   ModelArguments model;
   ProfileArguments profile;
@@ -67,6 +68,19 @@ void AddCommands(CommandLine& line) {
   simulate->add_option("--out", line.simulate_run.out);
   simulate->add_flag("--workers", line.simulate.workers);
   simulate->add_flag("--any-memory", line.simulate.any_memory);
+  CLI::App* plan = AddCommand(line, "plan");
+  plan->add_option("model", line.plan.model);
+  plan->add_option("cluster", line.plan.cluster);
+  plan->add_option("--seq", line.plan.seq);
+  plan->add_option("--batch", line.plan.batch);
+  plan->add_option("--schedule", line.plan.schedules)->delimiter(',');
+  plan->add_option("--set", line.plan.settings);
+  plan->add_option("--expert-load", line.plan.expert_load);
+  plan->add_option("--out", line.plan.out);
+  plan->add_option("--svg", line.plan.svg);
+  plan->add_option("--effort", line.plan.effort)->check(CLI::Range(0.01, 1e6));
+  plan->add_option("--threads", line.plan.threads)->check(CLI::Range(1, 4096));
+  plan->add_flag("--brief", line.plan.brief);
   CLI::App* reproduce = AddCommand(line, "reproduce");
   reproduce->add_option("tables", line.reproduce.tables);
   reproduce->add_flag("--markdown", line.reproduce.markdown);
@@ -133,6 +147,12 @@ int Dispatch(CommandLine& line, const std::string& command) {
     need(line.schedule.config, "CONFIG.toml");
     line.schedule.json = line.json;
     return ScheduleCommand(line.schedule);
+  }
+  if (command == "plan") {
+    need(line.plan.model, "MODEL");
+    need(line.plan.cluster, "CLUSTER");
+    line.plan.json = line.json;
+    return PlanCommand(line.plan);
   }
   if (command == "reproduce") {
     line.reproduce.json = line.json;

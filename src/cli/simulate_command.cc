@@ -15,20 +15,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-int64_t ParseTokens(const std::string& text) {
-  size_t used = 0;
-  int64_t value = 0;
-  try {
-    value = std::stoll(text, &used);
-  } catch (const std::exception&) {
-    used = 0;
-  }
-  const std::string rest = used > 0 ? text.substr(used) : "?";
-  if (rest == "k" || rest == "K") value *= 1024;
-  if (value >= 1 && value <= (int64_t{1} << 24) && (rest.empty() || rest == "k" || rest == "K")) return value;
-  throw Error({"value not allowed", "--seq", "\"" + text + "\"", "tokens, such as 4096 or 4k", ""});
-}
-
 std::vector<std::string> SchedulesOf(const SimulateArguments& a, bool two_clusters) {
   if (a.schedules.empty() && two_clusters) return {"af-pipe", "af-pipe-zb"};
   if (a.schedules.empty()) return {"af-pipe", "megatron-1f1b", "megatron-overlap"};
@@ -325,7 +311,7 @@ int SimulateCommand(const SimulateArguments& a) {
   if (clusters.size() == 2) base.ffn_cluster = clusters[1];
   if (!a.expert_load.empty()) base.expert_loads = ReadExpertLoads(a.expert_load);
   std::vector<int64_t> sequences;
-  for (const std::string& text : a.sequences) sequences.push_back(ParseTokens(text));
+  for (const std::string& text : a.sequences) sequences.push_back(ParseTokens(text, "--seq"));
   if (sequences.empty()) sequences.push_back(4096);
   if (!a.trace.empty() && (schedules.size() != 1 || sequences.size() != 1)) {
     throw Error({"a trace is of one simulation", "--trace", std::to_string(schedules.size() * sequences.size()), "one schedule, one --seq", ""});

@@ -96,6 +96,8 @@ void CheckLoads(const Job& job);
 // Settings by name, for --set; throws Error for an unknown one (with the nearest), a value that cannot be, and one that
 // `job.schedule` ignores. Applied after the schedule is set.
 void SetKnob(Job* job, const std::string& name, const std::string& value);
+// Whether the schedule has such a setting.
+bool KnobIsUsed(const Job& job, const std::string& name);
 struct KnobHelp {
   std::string name, meaning;
 };

@@ -211,6 +211,11 @@ void SetKnob(Job* job, const std::string& name, const std::string& value) {
                "did you mean " + nearest->name + "?"});
 }
 
+bool KnobIsUsed(const Job& job, const std::string& name) {
+  const auto at = std::find_if(AllKnobs().begin(), AllKnobs().end(), [&](const Knob& k) { return k.name == name; });
+  return at != AllKnobs().end() && at->used(job);
+}
+
 std::vector<KnobHelp> Knobs() {
   std::vector<KnobHelp> out;
   for (const Knob& knob : AllKnobs()) {

@@ -43,6 +43,7 @@ Job Smaller(const Job& job, int64_t layers, int64_t micro_batches) {
   out.model.num_layers = layers;
   out.model.window.resize(layers);
   out.model.dense.resize(layers);
+  if (out.expert_counts.size() > 1) out.expert_counts.resize(layers);
   out.global_batch = micro_batches * job.replicas() * job.m * job.sequences;
   return out;
 }
@@ -56,8 +57,11 @@ double Line(const std::vector<int64_t>& at, const double* values, int64_t x) {
 }  // namespace
 
 int64_t OperationsOf(const Job& job) {
-  const int64_t parts = std::max({1, job.parts, job.schedule == "comet" ? 8 : job.schedule == "fastermoe" ? 4 : 1});
-  return job.micro_batches() * (2 * job.model.num_layers + 1) * 4 * parts;
+  const std::string& s = job.schedule;
+  const int64_t parts = std::max({1, job.parts, s == "comet" ? 8 : s == "fastermoe" ? 4 : s == "lancet" ? 2 : 1});
+  // Filling bubbles takes longer than simulating them.
+  const int64_t slow = s == "af-pipe-zb" ? 3 : 1;
+  return job.micro_batches() * (2 * job.model.num_layers + 1) * 4 * parts * slow;
 }
 
 StepEstimate EstimateStep(const Job& job) {
@@ -70,7 +74,8 @@ StepEstimate EstimateStep(const Job& job) {
   const std::vector<int64_t> batches = Sizes(all_batches, RoundOf(job), 2, 3);
   StepEstimate out;
   out.exact = layers.size() == 1 && batches.size() == 1;
-  double steps[2], fulls[2];
+  double steps[2];
+  std::vector<double> fulls[2];  // by class: which is fullest may change with the layers
   for (size_t i = 0; i < layers.size(); ++i) {
     double of_batches[2];
     for (size_t j = 0; j < batches.size(); ++j) {
@@ -78,15 +83,18 @@ StepEstimate EstimateStep(const Job& job) {
       const Evaluation e = Evaluate(smaller);
       out.operations += OperationsOf(smaller);
       of_batches[j] = static_cast<double>(e.sim.step_ns);
-      fulls[i] = 0;
+      fulls[i].clear();
       for (const ClassMemory& m : e.sim.memory) {
-        fulls[i] = std::max(fulls[i], static_cast<double>(m.peak_bytes) / static_cast<double>(m.limit_bytes));
+        fulls[i].push_back(static_cast<double>(m.peak_bytes) / static_cast<double>(m.limit_bytes));
       }
     }
     steps[i] = Line(batches, of_batches, all_batches);
   }
   out.step_ns = Line(layers, steps, all_layers);
-  out.full = Line(layers, fulls, all_layers);
+  for (size_t c = 0; c < fulls[0].size(); ++c) {
+    const double of_layers[2] = {fulls[0][c], fulls[1].empty() ? 0 : fulls[1][c]};
+    out.full = std::max(out.full, Line(layers, of_layers, all_layers));
+  }
   return out;
 }
 

@@ -43,16 +43,13 @@ using Fixed = std::set<std::string>;
 
 struct LayoutSearch {
   int simulated = 0;   // layouts that were simulated
-  int considered = 0;  // and those that were looked at
+  int considered = 0;  // groups and workers that were looked at
   std::optional<Evaluation> best;          // that fits
   std::optional<Evaluation> best_over;     // if none fits: the one with the smallest peak
   std::optional<ErrorParts> mistake;       // if none can be: why not, of one of them
 };
-// Tries groups, workers, virtual stages, sequences a micro-batch, where the head is, with and without recomputation,
-// and for tutel its degrees, in the order of a lower bound of the step (bounds.h), until the bound exceeds the best.
-// What is in `fixed` stays as in `base`. The larger search, with NICs, placement and reasons, is the planner's.
-// With any_memory, layouts that do not fit count as well (and recomputation gains nothing). Throws Error only where no
-// layout can help (CheckLoads).
+// The best layout of one schedule (search.h), with a batch within 5 % of base's. What is in `fixed` stays as in `base`.
+// With any_memory, layouts that do not fit count as well. Throws Error only where no layout can help (CheckLoads).
 LayoutSearch SearchLayouts(const Job& base, const Fixed& fixed, bool any_memory = false);
 
 }  // namespace disagmoe

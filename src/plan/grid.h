@@ -17,9 +17,9 @@ struct Candidate {
   int64_t micro_batches = 1;  // of a replica
   int round = 0, slope = 2;
   int parts = 0;
+  bool balanced = false;      // uneven routing: as many experts a worker as balance its load
   double score = 0;           // about the nanoseconds a sequence
   double full = 0;            // about its memory over the limit
-  bool fits() const { return full <= 1; }
   friend bool operator==(const Candidate& a, const Candidate& b);
 };
 
@@ -27,15 +27,18 @@ struct GridRequest {
   Job base;                       // model, hardware, schedule and settings; what is in `fixed` stays
   Fixed fixed;
   int64_t batch_least = 0, batch_most = 0;  // sequences a step: any between
+  bool any_memory = false;        // whether it fits does not matter
   int64_t batch_wanted() const { return base.global_batch; }
 };
+
+constexpr int kMostSequences = 64;  // of a micro-batch, a worker
 
 class Grid {
  public:
   explicit Grid(const GridRequest& request);
 
   struct Ranked {
-    std::vector<Candidate> fitting;  // by score; at most `most` shapes, a few of each
+    std::vector<Candidate> fitting;  // or nearly; by score; at most `most` shapes, a few of each
     std::vector<Candidate> smallest; // by memory: those that come nearest to fitting
     int64_t considered = 0;          // shapes looked at
   };
@@ -48,7 +51,6 @@ class Grid {
   std::vector<Candidate> All() const;
 
   Job JobOf(const Candidate& c) const;
-  double ScoreFloor(const Pools& pools) const;  // of all its variants
 
  private:
   struct Choices {
@@ -56,6 +58,10 @@ class Grid {
     std::vector<bool> recompute, head, mixed;
     int m = 0, n = 0;  // 0: any
   };
+  bool TwoKinds() const { return request_.base.ffn_cluster.has_value(); }
+  int64_t Replicas(const Pools& pools) const;
+  int64_t MostM(const Pools& pools) const;
+  int64_t MostN(const Pools& pools) const;
   bool Given(const char* name) const { return request_.fixed.contains(name); }
   void MakeChoices();
   void TwoPoolShapes(const auto& visit) const;
@@ -63,13 +69,16 @@ class Grid {
   void Variants(const Pools& shape, int virtual_stages, bool all, std::vector<Candidate>* out) const;
   void Rounds(Candidate c, bool all, std::vector<Candidate>* out) const;
   std::vector<int64_t> MicroBatches(const Pools& pools, int64_t multiple) const;
+  // Less than any score of the shape: computation alone; and about so with NICs.
+  double ScoreFloor(const Pools& shape) const;
+  double Quickest(const Pools& shape) const;
   void Score(Candidate* c) const;
   double ExchangeNs(const Pools& pools) const;
   double EndNs(const Pools& pools) const;
 
   GridRequest request_;
   bool colocated_, dual_;
-  int layers_, experts_, gpus_;
+  int layers_, experts_, gpus_a_, gpus_f_;
   SizingModel model_;
   Choices choices_;
 };

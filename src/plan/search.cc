@@ -12,10 +12,10 @@
 namespace disagmoe {
 namespace {
 
-constexpr size_t kShapes = 160;       // that are ranked
+constexpr size_t kShapes = 200;       // that are ranked
 constexpr size_t kBatch = 8;          // looked at together, whatever the number of threads
 constexpr size_t kSimulated = 6;      // of the estimated ones
-constexpr int kRounds = 6;            // of simulations, before the climbs
+constexpr int kRounds = 8;            // of simulations, before the climbs
 constexpr size_t kKept = 24;          // whole simulations that are kept
 constexpr int kMostSteps = 40;        // of a climb
 constexpr int kStarts = 3;            // of climbs, from different numbers of groups
@@ -29,9 +29,11 @@ struct Tried {
 
 class Search {
  public:
-  Search(const GridRequest& request, const SearchControl& control) : control_(control), grid_(request) {}
+  Search(const GridRequest& request, const SearchControl& control)
+      : any_memory_(request.any_memory), control_(control), grid_(request) {}
 
   ScheduleSearch Run(const std::vector<Candidate>& seeds, const std::string& schedule);
+  ScheduleSearch GoOn(ScheduleSearch found, const std::vector<Candidate>& seeds);
 
  private:
   void Estimate(std::vector<Candidate> batch);
@@ -45,6 +47,10 @@ class Search {
   void Keep(Found found);
   void Report();
 
+  // How much more memory candidates like this one need than the sizing program says.
+  double MoreMemory(const Candidate& c) const;
+
+  const bool any_memory_;
   const SearchControl& control_;
   Grid grid_;
   int64_t spent_ = 0;
@@ -55,6 +61,17 @@ class Search {
 
 bool Search::Known(const Candidate& c) const {
   return std::any_of(tried_.begin(), tried_.end(), [&](const Tried& t) { return t.candidate == c; });
+}
+
+double Search::MoreMemory(const Candidate& c) const {
+  double sum = 0, count = 0;
+  for (const Tried& t : tried_) {
+    const Pools& x = t.candidate.pools;
+    if (!t.valid || x.recompute != c.pools.recompute || x.head_on_attention != c.pools.head_on_attention) continue;
+    sum += t.estimate.full / t.candidate.full;
+    ++count;
+  }
+  return count >= 4 ? sum / count : 0;
 }
 
 void Search::Report() {
@@ -91,7 +108,7 @@ void Search::Keep(Found found) {
     list->insert(at, std::move(f));
     if (list->size() > kKept) list->pop_back();
   };
-  const bool fits = found.e.fits || control_.any_memory;
+  const bool fits = found.e.fits || any_memory_;
   if (fits) {
     insert(&out_.fitting, std::move(found),
            [](const Found& a, const Found& b) { return a.per_sequence() < b.per_sequence(); });
@@ -137,14 +154,17 @@ void Search::SimulateBest() {
     size_t over = 0;
     for (const Tried* t : order) {
       if (batch.size() >= kSimulated) break;
-      if (!t->estimate.fits() && !control_.any_memory && (t->estimate.full > 1.02 || ++over > 2)) continue;
+      if (!t->estimate.fits() && !any_memory_ && (t->estimate.full > 1.02 || ++over > 2)) continue;
       // The first round also finds what follows the best.
       const double margin = round == 0 ? 1.05 : 1;
       if (!out_.fitting.empty() && t->per_sequence > margin * 1e9 * out_.fitting.front().per_sequence()) break;
       batch.push_back(t->candidate);
     }
     if (batch.empty()) return;
+    // One after the other where each is a good part of the effort.
+    if (OperationsOf(grid_.JobOf(batch[0])) * 8 * static_cast<int64_t>(batch.size()) > control_.effort) batch.resize(1);
     Simulate(batch);
+    if (Spent()) return;
   }
 }
 
@@ -185,11 +205,11 @@ std::optional<Found> Search::BestSince(size_t first, double than) {
   std::stable_sort(order.begin(), order.end(), [](const Tried* a, const Tried* b) { return a->per_sequence < b->per_sequence; });
   std::vector<Candidate> batch;
   for (const Tried* t : order) {
-    if (batch.size() < kSimulated && (t->estimate.full <= 1.02 || control_.any_memory)) batch.push_back(t->candidate);
+    if (batch.size() < kSimulated && (t->estimate.full <= 1.02 || any_memory_)) batch.push_back(t->candidate);
   }
   std::optional<Found> best;
   for (Found& f : Simulate(batch)) {
-    if ((f.e.fits || control_.any_memory) && f.per_sequence() < than) {
+    if ((f.e.fits || any_memory_) && f.per_sequence() < than) {
       than = f.per_sequence();
       best = std::move(f);
     }
@@ -223,20 +243,22 @@ ScheduleSearch Search::Run(const std::vector<Candidate>& seeds, const std::strin
   const Grid::Ranked ranked = grid_.Rank(kShapes);
   out_.counts.considered = ranked.considered;
   std::vector<Candidate> order = seeds;
-  const std::vector<Candidate>& all = control_.any_memory && ranked.fitting.empty() ? ranked.smallest : ranked.fitting;
-  for (const Candidate& c : all) {
+  for (const Candidate& c : ranked.fitting) {
     if (std::find(seeds.begin(), seeds.end(), c) == seeds.end()) order.push_back(c);
   }
   double best = std::numeric_limits<double>::max();
   // Half of the effort for what is ranked, the rest for what is around the best of it.
-  for (size_t i = 0; i < order.size() && !control_.stopped(); i += kBatch) {
-    if (i > 0 && 2 * spent_ > control_.effort) break;
-    // The times of the sizing program are what the busiest resource needs: no step is shorter.
+  for (size_t i = 0; i < order.size() && !control_.stopped() && 2 * spent_ <= control_.effort;) {
+    // The times of the sizing program are about what the busiest resource needs: few steps are shorter.
     if (best < std::numeric_limits<double>::max() && order[i].score * 0.8 > best) break;
-    const size_t end = std::min(order.size(), i + kBatch);
-    Estimate({order.begin() + static_cast<ptrdiff_t>(i), order.begin() + static_cast<ptrdiff_t>(end)});
-    for (size_t k = tried_.size() - (end - i); k < tried_.size(); ++k) {
-      if (tried_[k].valid && (tried_[k].estimate.fits() || control_.any_memory)) best = std::min(best, tried_[k].per_sequence);
+    std::vector<Candidate> batch;
+    for (; i < order.size() && batch.size() < kBatch; ++i) {
+      if (i < seeds.size() || any_memory_ || order[i].full * MoreMemory(order[i]) < 1.04) batch.push_back(order[i]);
+    }
+    const size_t before = tried_.size();
+    Estimate(std::move(batch));
+    for (size_t k = before; k < tried_.size(); ++k) {
+      if (tried_[k].valid && (tried_[k].estimate.fits() || any_memory_)) best = std::min(best, tried_[k].per_sequence);
     }
   }
   SimulateBest();
@@ -247,7 +269,30 @@ ScheduleSearch Search::Run(const std::vector<Candidate>& seeds, const std::strin
   return std::move(out_);
 }
 
+ScheduleSearch Search::GoOn(ScheduleSearch found, const std::vector<Candidate>& seeds) {
+  out_ = std::move(found);
+  for (const auto* list : {&out_.fitting, &out_.over}) {
+    for (const Found& f : *list) simulated_.push_back(f.candidate);
+  }
+  const double before = out_.fitting.empty() ? std::numeric_limits<double>::max() : out_.fitting.front().per_sequence();
+  std::vector<Candidate> fresh;
+  for (Candidate c : seeds) {
+    const bool known = std::find(simulated_.begin(), simulated_.end(), c) != simulated_.end();
+    if (!known && grid_.Complete(&c) && std::find(fresh.begin(), fresh.end(), c) == fresh.end()) fresh.push_back(c);
+  }
+  Estimate(std::move(fresh));
+  SimulateBest();
+  if (!out_.fitting.empty() && out_.fitting.front().per_sequence() < before) Climb();
+  out_.stopped |= control_.stopped();
+  return std::move(out_);
+}
+
 }  // namespace
+
+ScheduleSearch Continue(ScheduleSearch found, const GridRequest& request, const SearchControl& control,
+                        const std::vector<Candidate>& seeds) {
+  return Search(request, control).GoOn(std::move(found), seeds);
+}
 
 SearchCounts& SearchCounts::operator+=(const SearchCounts& o) {
   considered += o.considered;
@@ -258,6 +303,33 @@ SearchCounts& SearchCounts::operator+=(const SearchCounts& o) {
 
 ScheduleSearch SearchSchedule(const GridRequest& request, const SearchControl& control, const std::vector<Candidate>& seeds) {
   return Search(request, control).Run(seeds, request.base.schedule);
+}
+
+LayoutSearch SearchLayouts(const Job& base, const Fixed& fixed, bool any_memory) {
+  const SearchControl control;
+  const int64_t near = fixed.contains("batch") ? 0 : base.global_batch / 20;
+  LayoutSearch out;
+  CheckLoads(base);
+  ScheduleSearch found;
+  try {
+    found = SearchSchedule({base, fixed, base.global_batch - near, base.global_batch + near, any_memory}, control);
+  } catch (const Error& error) {
+    out.mistake = error.parts();
+    return out;
+  }
+  out.considered = static_cast<int>(found.counts.considered);
+  out.simulated = static_cast<int>(found.counts.simulated);
+  out.mistake = found.mistake;
+  if (!found.fitting.empty()) out.best = std::move(found.fitting.front().e);
+  if (!found.over.empty()) out.best_over = std::move(found.over.front().e);
+  if (!out.best && !out.best_over && !out.mistake) {
+    try {  // what is wrong with what is given
+      Evaluate(base);
+    } catch (const Error& error) {
+      out.mistake = error.parts();
+    }
+  }
+  return out;
 }
 
 void ParallelFor(size_t count, int threads, const std::function<void(size_t)>& fn) {

@@ -29,8 +29,7 @@ struct SearchControl {
   std::function<void(const std::string& schedule, const SearchCounts&, double tokens_per_gpu)> progress;
   int threads = 1;
   // Operations that may be simulated for a schedule: a step of Qwen3-235B on 128 GPUs has about 50,000.
-  int64_t effort = 2'000'000;
-  bool any_memory = false;  // layouts that do not fit count as well
+  int64_t effort = 700'000;
   bool stopped() const { return stop && stop->load(); }
 };
 
@@ -53,6 +52,10 @@ struct ScheduleSearch {
 // seeds: tried in any case. Throws Error for a request that nothing can fulfil before anything is tried.
 ScheduleSearch SearchSchedule(const GridRequest& request, const SearchControl& control,
                            const std::vector<Candidate>& seeds = {});
+
+// Goes on from there with candidates that other searches found good, and what is around the best of them.
+ScheduleSearch Continue(ScheduleSearch found, const GridRequest& request, const SearchControl& control,
+                        const std::vector<Candidate>& seeds);
 
 // fn(i) for each i, on so many threads; the first exception is thrown again.
 void ParallelFor(size_t count, int threads, const std::function<void(size_t)>& fn);

@@ -63,7 +63,8 @@ double SizingTimes::second() const {
 double HeldActivations(int layers, int p_a, int p_f, int round, int slope, bool ffn) {
   const int p = std::max(p_a, p_f);
   const int chunks = (layers + p - 1) / p;
-  return (chunks - 1) * static_cast<double>(round) + slope * (2 * p - 1 - (ffn ? 1 : 0)) + 1;
+  const double of_position = (chunks - 1) * static_cast<double>(round) + slope * (2 * p - 1 - (ffn ? 1 : 0)) + 1;
+  return of_position * p / (ffn ? p_f : p_a);
 }
 
 // Written by whoever asks first; a value that is not there yet is made again, the same.

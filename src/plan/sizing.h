@@ -39,7 +39,8 @@ struct SizingTimes {
 };
 
 // Activations (of one layer and micro-batch) that the first worker of a pool holds with rounds of q micro-batches and a
-// warm-up of slope e (schedule.md section 2); of unequal pools as if both had the larger number of groups.
+// warm-up of slope e (schedule.md section 2); of unequal pools as if each group of the fewer had the
+// place of several.
 double HeldActivations(int layers, int p_a, int p_f, int round, int slope, bool ffn);
 
 // Unchanging: threads may share one.

@@ -1,0 +1,299 @@
+#include "plan/plan.h"
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+
+#include "base/error.h"
+#include "plan/plan_changes.h"
+#include "plan/text.h"
+
+namespace disagmoe {
+namespace {
+
+double Gb(double bytes) { return bytes * 1e-9; }
+
+struct Setting {
+  std::string schedule, name, value;  // schedule "": of all that have it
+  bool used = false;
+};
+
+std::vector<Setting> Parse(const PlanRequest& request) {
+  std::vector<Setting> out;
+  for (const std::string& text : request.settings) {
+    const size_t equal = text.find('=');
+    if (equal == std::string::npos) {
+      throw Error({"not a setting", "--set", "\"" + text + "\"", "key=value or SCHEDULE:key=value", ""});
+    }
+    Setting s{"", text.substr(0, equal), text.substr(equal + 1)};
+    if (const size_t colon = s.name.find(':'); colon != std::string::npos) {
+      s.schedule = s.name.substr(0, colon);
+      s.name = s.name.substr(colon + 1);
+    }
+    out.push_back(s);
+  }
+  return out;
+}
+
+bool Apply(std::vector<Setting>* settings, Job* job, Fixed* fixed) {
+  std::set<std::string> known;
+  for (const KnobHelp& knob : Knobs()) known.insert(knob.name);
+  for (Setting& s : *settings) {
+    if (!s.schedule.empty() && s.schedule != job->schedule) continue;
+    if (s.schedule.empty() && known.contains(s.name) && !KnobIsUsed(*job, s.name)) continue;
+    SetKnob(job, s.name, s.value);
+    fixed->insert(s.name);
+    s.used = true;
+  }
+  return true;
+}
+
+struct Arrangement {
+  std::string text;
+  ClusterSpec cluster;
+  std::optional<ClusterSpec> ffn;
+};
+
+// As slow as the slower in everything, with the GPUs of both.
+ClusterSpec Slower(const ClusterSpec& a, const ClusterSpec& b) {
+  ClusterSpec out = a;
+  const auto less = [](double* x, double y) { *x = std::min(*x, y); };
+  out.gpus = a.gpus + b.gpus;
+  less(&out.gpu.peak_tflops, b.gpu.peak_tflops);
+  less(&out.gpu.memory_gb, b.gpu.memory_gb);
+  less(&out.gpu.memory_gbytes_s, b.gpu.memory_gbytes_s);
+  less(&out.nvlink_gbytes_s, b.nvlink_gbytes_s);
+  less(&out.nic_gbytes_s, b.nic_gbytes_s);
+  out.nics_per_node = std::min(a.nics_per_node, b.nics_per_node);
+  out.name = a.name + "+" + b.name;
+  return out;
+}
+
+std::vector<Arrangement> Arrangements(const PlanRequest& request, bool colocated) {
+  if (request.hardware.size() == 1) return {{"", request.hardware[0], std::nullopt}};
+  const ClusterSpec& x = request.hardware[0];
+  const ClusterSpec& y = request.hardware[1];
+  std::vector<Arrangement> out;
+  if (!colocated) {
+    out.push_back({"A on " + x.name + ", F on " + y.name, x, y});
+    out.push_back({"A on " + y.name + ", F on " + x.name, y, x});
+  } else if (x.gpus_per_node == y.gpus_per_node) {
+    out.push_back({"all as the slower", Slower(x, y), std::nullopt});
+  }
+  for (const ClusterSpec& one : request.hardware) out.push_back({one.name + " alone", one, std::nullopt});
+  return out;
+}
+
+// Tokens a second of all that there is, whatever part of it is used.
+double Speed(const Evaluation& e) {
+  return static_cast<double>(e.job.global_batch) * static_cast<double>(e.job.seq_length) / e.step_seconds;
+}
+
+bool Better(const Evaluation& a, const Evaluation& b) {
+  const double x = Speed(a), y = Speed(b);
+  // system.md section 6: equal steps by their memory.
+  if (std::abs(x - y) > 1e-9 * y) return x > y;
+  return a.peak_bytes < b.peak_bytes;
+}
+
+void Choose(Plan* plan) {
+  for (size_t i = 0; i < plan->rows.size(); ++i) {
+    const Evaluation* e = plan->rows[i].best();
+    if (!e) continue;
+    int* of_kind = plan->rows[i].base.colocated() ? &plan->best_colocated : &plan->best_split;
+    for (int* at : {of_kind, &plan->chosen}) {
+      if (*at < 0 || Better(*e, *plan->rows[*at].best())) *at = static_cast<int>(i);
+    }
+  }
+}
+
+void AddRejected(Plan* plan) {
+  const Evaluation& best = *plan->best();
+  const auto add = [&](const Evaluation& e) {
+    plan->rejected.push_back({e, Difference(best, e), WhatBinds(e), Speed(best) / Speed(e)});
+  };
+  const PlanRow& row = plan->rows[plan->chosen];
+  // Of the same schedule: the best of other groups, and the fastest that does not fit.
+  std::set<std::string> seen;
+  const auto shape = [](const Evaluation& e) {
+    const Job& j = e.job;
+    return Format("%d %d %d %d %d", j.p_a, j.p_f, j.m, j.n, j.virtual_stages);
+  };
+  seen.insert(shape(best));
+  for (const Found& f : row.search.fitting) {
+    if (seen.size() < 5 && seen.insert(shape(f.e)).second) add(f.e);
+  }
+  const Evaluation* over = nullptr;
+  for (const Found& f : row.search.over) {
+    if (Speed(f.e) > Speed(best) && (!over || Speed(f.e) > Speed(*over))) over = &f.e;
+  }
+  if (over) add(*over);
+  for (size_t i = 0; i < plan->rows.size(); ++i) {
+    if (static_cast<int>(i) != plan->chosen && plan->rows[i].best()) add(*plan->rows[i].best());
+  }
+  std::stable_sort(plan->rejected.begin(), plan->rejected.end(),
+                   [](const Rejected& a, const Rejected& b) { return a.slower < b.slower; });
+}
+
+}  // namespace
+
+int64_t GpusOf(const PlanRequest& request) {
+  int64_t gpus = 0;
+  for (const ClusterSpec& c : request.hardware) gpus += c.gpus;
+  return gpus;
+}
+
+bool Trains(const std::string& schedule) {
+  static const std::set<std::string> names{"af-pipe", "af-pipe-zb", "megatron-1f1b", "megatron-overlap", "dualpipe-v"};
+  return names.contains(schedule);
+}
+
+std::string WhatBinds(const Evaluation& e) {
+  if (!e.fits) {
+    const ClassMemory& m = e.sim.memory[e.fullest];
+    return Format("memory of %s: %.1f GB of %.1f (state %.1f, activations %.1f, messages and workspace %.1f)",
+                  e.class_names[e.fullest].c_str(), Gb(static_cast<double>(m.peak_bytes)),
+                  Gb(static_cast<double>(m.limit_bytes)), Gb(static_cast<double>(m.static_bytes)),
+                  Gb(static_cast<double>(m.peak_activation_bytes)),
+                  Gb(static_cast<double>(m.peak_message_bytes + m.peak_workspace_bytes())));
+  }
+  const double busy = 100 / e.over_limit();
+  std::string out = Format("%s, busy %.0f %% of the step", e.sim.limit.c_str(), busy);
+  if (busy < 85) {
+    out += e.bubble > e.exposed ? Format("; bubbles %.0f %%", 100 * e.bubble)
+                                : Format("; waits for messages %.0f %%", 100 * e.exposed);
+  }
+  return out;
+}
+
+std::string Difference(const Evaluation& from, const Evaluation& to) {
+  const Job& a = from.job;
+  const Job& b = to.job;
+  std::vector<std::string> parts;
+  if (a.schedule != b.schedule) return b.schedule + ": " + LayoutText(to);
+  const auto number = [&](const char* name, int64_t x, int64_t y) {
+    if (x != y) parts.push_back(Format("%s %lld for %lld", name, static_cast<long long>(y), static_cast<long long>(x)));
+  };
+  if (b.colocated()) {
+    number("PP", a.p_a, b.p_a), number("EP", a.m, b.m), number("v", a.virtual_stages, b.virtual_stages);
+  } else {
+    if (a.p_a == a.p_f && b.p_a == b.p_f) {
+      number("p", a.p_a, b.p_a);
+    } else {
+      number("p_A", a.p_a, b.p_a), number("p_F", a.p_f, b.p_f);
+    }
+    if (a.m != b.m || a.n != b.n) parts.push_back(Format("%d A + %d F for %d A + %d F", b.m, b.n, a.m, a.n));
+  }
+  number("replicas", a.replicas(), b.replicas());
+  number("b", a.sequences, b.sequences);
+  number("q", from.round, to.round);
+  if (a.micro_batches() != b.micro_batches()) number("M", a.micro_batches(), b.micro_batches());
+  if (a.head_on_attention != b.head_on_attention) parts.push_back(b.head_on_attention ? "head on A" : "head on F");
+  if (a.mixed_nodes != b.mixed_nodes) parts.push_back(b.mixed_nodes ? "pools mixed on the nodes" : "pools on nodes of their own");
+  if (a.recompute != b.recompute) parts.push_back(b.recompute ? "with recomputation" : "without recomputation");
+  if (a.mixed_nodes && b.mixed_nodes && a.nics_a != b.nics_a) {
+    parts.push_back(Format("%.2f NICs an A worker for %.2f", b.nics_a, a.nics_a));
+  }
+  std::string out;
+  for (const std::string& part : parts) out += (out.empty() ? "" : ", ") + part;
+  return out.empty() ? "nothing" : out;
+}
+
+std::string Verdict(const Plan& plan) {
+  const auto row = [&](int i) { return plan.rows[i].schedule; };
+  if (plan.chosen < 0) return "Nothing fits.";
+  if (plan.best_split < 0) {
+    return plan.best_colocated < 0 ? "Nothing fits." : "No split fits the memory: the plan is colocated, " + row(plan.best_colocated) + ".";
+  }
+  const Evaluation& split = *plan.rows[plan.best_split].best();
+  if (plan.best_colocated < 0) return "Splitting is the only way that fits the memory: " + row(plan.best_split) + ".";
+  const Evaluation& colocated = *plan.rows[plan.best_colocated].best();
+  const double gain = Speed(split) / Speed(colocated);
+  const auto shares = [](const Evaluation& e) {
+    return Format("waits for messages %.0f %%, bubbles %.0f %%, limit %s", 100 * e.exposed, 100 * e.bubble, e.sim.limit.c_str());
+  };
+  if (gain > 1) {
+    return Format("Splitting pays: %s is %.2f x as fast as the best colocated schedule, %s.\n", row(plan.best_split).c_str(),
+                  gain, row(plan.best_colocated).c_str()) +
+           "  split: " + shares(split) + "\n  colocated: " + shares(colocated);
+  }
+  return Format("Splitting does not pay here: the best split, %s, reaches %.2f of the best colocated schedule, %s.\n",
+                row(plan.best_split).c_str(), gain, row(plan.best_colocated).c_str()) +
+         "  split: " + shares(split) + "\n  colocated: " + shares(colocated);
+}
+
+Plan MakePlan(const PlanRequest& request, const SearchControl& control) {
+  Plan plan;
+  std::vector<std::string> names = request.schedules;
+  if (names.empty()) {
+    for (const ScheduleName& n : ScheduleNames()) names.push_back(n.name);
+  }
+  std::vector<Setting> settings = Parse(request);
+  std::vector<Fixed> fixed;
+  for (const std::string& name : names) {
+    Job job;
+    job.model = request.model;
+    job.schedule = name;
+    CheckName(job);
+    for (const Arrangement& a : Arrangements(request, job.colocated())) {
+      job.cluster = a.cluster;
+      job.ffn_cluster = a.ffn;
+      job.seq_length = request.seq_length;
+      job.global_batch = request.batch;
+      job.expert_loads = request.expert_loads;
+      Job one = job;
+      SetScheduleDefaults(&one);
+      Fixed given;
+      Apply(&settings, &one, &given);
+      plan.rows.push_back({name, a.text, one, Trains(name), {}});
+      fixed.push_back(given);
+    }
+  }
+  for (const Setting& s : settings) {
+    if (!s.used) {
+      throw Error({"a setting that is not used", "--set " + s.name, s.name + "=" + s.value,
+                   "one that a schedule of the plan has", "see disagmoe plan --help"});
+    }
+  }
+  SearchControl inner = control;
+  inner.effort = request.effort;
+  inner.threads = plan.rows.size() >= 2 * static_cast<size_t>(control.threads) ? 1 : control.threads;
+  const int outer = inner.threads == 1 ? control.threads : 1;
+  std::mutex mutex;
+  if (control.progress) {
+    inner.progress = [&](const std::string& schedule, const SearchCounts& counts, double speed) {
+      const std::lock_guard lock(mutex);
+      control.progress(schedule, counts, speed);
+    };
+  }
+  const auto grid_of = [&](size_t i) {
+    const Job& base = plan.rows[i].base;
+    const bool given = fixed[i].contains("batch");
+    return GridRequest{base, fixed[i], given ? base.global_batch : request.batch_least,
+                       given ? base.global_batch : request.batch_most};
+  };
+  ParallelFor(plan.rows.size(), outer, [&](size_t i) { plan.rows[i].search = SearchSchedule(grid_of(i), inner); });
+  // What is good for one schedule may be for others, and was not among the first that they tried.
+  std::vector<std::vector<Candidate>> seeds(plan.rows.size());
+  for (size_t i = 0; i < plan.rows.size(); ++i) {
+    for (const PlanRow& other : plan.rows) {
+      if (other.base.colocated() != plan.rows[i].base.colocated() || other.hardware != plan.rows[i].hardware) continue;
+      if (other.schedule != plan.rows[i].schedule && other.best()) seeds[i].push_back(other.search.fitting[0].candidate);
+    }
+  }
+  ParallelFor(plan.rows.size(), outer, [&](size_t i) {
+    plan.rows[i].search = Continue(std::move(plan.rows[i].search), grid_of(i), inner, seeds[i]);
+  });
+  for (const PlanRow& row : plan.rows) {
+    plan.counts += row.search.counts;
+    plan.stopped |= row.search.stopped;
+  }
+  Choose(&plan);
+  if (plan.best()) AddRejected(&plan);
+  if (request.changes && !control.stopped()) {
+    plan.best() ? AddChanges(control, &plan) : AddReliefs(request, inner, fixed, &plan);
+  }
+  return plan;
+}
+
+}  // namespace disagmoe
