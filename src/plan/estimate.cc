@@ -1,12 +1,15 @@
 #include "plan/estimate.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "plan/evaluate.h"
 
 namespace disagmoe {
 namespace {
+
+constexpr int64_t kLong = 50'000;  // operations
 
 bool IsDual(const Job& job) { return job.schedule == "dualpipe" || job.schedule == "dualpipe-v"; }
 
@@ -64,6 +67,36 @@ int64_t OperationsOf(const Job& job) {
   return job.micro_batches() * (2 * job.model.num_layers + 1) * 4 * parts * slow;
 }
 
+Evaluation EvaluateRounds(const Job& job) {
+  CheckJob(job);
+  const int64_t all = job.micro_batches();
+  const std::vector<int64_t> batches = Sizes(all, RoundOf(job), 2, 3);
+  if (batches.size() == 1 || OperationsOf(job) < kLong) return Evaluate(job);
+  const Evaluation two = Evaluate(Smaller(job, job.model.num_layers, batches[0]));
+  Evaluation e = Evaluate(Smaller(job, job.model.num_layers, batches[1]));
+  const auto go_on = [&](int64_t from, int64_t* to) {
+    const double values[2] = {static_cast<double>(from), static_cast<double>(*to)};
+    *to = static_cast<int64_t>(std::llround(Line(batches, values, all)));
+  };
+  for (size_t c = 0; c < e.sim.times.size(); ++c) {
+    const ClassTimes& a = two.sim.times[c];
+    ClassTimes& b = e.sim.times[c];
+    for (auto field : {&ClassTimes::compute_ns, &ClassTimes::overlapped_ns, &ClassTimes::exposed_ns, &ClassTimes::bubble_ns,
+                       &ClassTimes::optimizer_ns, &ClassTimes::reduce_ns, &ClassTimes::nic_send_ns, &ClassTimes::nic_receive_ns,
+                       &ClassTimes::nvlink_send_ns, &ClassTimes::nvlink_receive_ns, &ClassTimes::nic_bytes_sent,
+                       &ClassTimes::nvlink_bytes_sent}) {
+      go_on(a.*field, &(b.*field));
+    }
+  }
+  go_on(two.sim.step_ns, &e.sim.step_ns);
+  go_on(two.sim.limit_ns, &e.sim.limit_ns);
+  go_on(two.sim.num_ops, &e.sim.num_ops);
+  e.job = job;
+  e.whole = false;
+  SumUp(&e);
+  return e;
+}
+
 StepEstimate EstimateStep(const Job& job) {
   CheckJob(job);
   const int64_t all_layers = job.model.num_layers;
@@ -71,7 +104,9 @@ StepEstimate EstimateStep(const Job& job) {
   std::vector<int64_t> layers = Sizes(all_layers, LayerPeriod(job), 2, 4);
   const bool shapes_differ = !job.expert_loads.empty() || job.expert_counts.size() > 1;
   if (shapes_differ) layers = {all_layers};
-  const std::vector<int64_t> batches = Sizes(all_batches, RoundOf(job), 2, 3);
+  // Two rounds and three; of a long one, one and two.
+  const int64_t first = OperationsOf(Smaller(job, layers[0], std::min(all_batches, 2 * RoundOf(job)))) > kLong ? 1 : 2;
+  const std::vector<int64_t> batches = Sizes(all_batches, RoundOf(job), first, first + 1);
   StepEstimate out;
   out.exact = layers.size() == 1 && batches.size() == 1;
   double steps[2];

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cost/job.h"
+#include "plan/evaluate.h"
 
 namespace disagmoe {
 
@@ -17,6 +17,9 @@ struct StepEstimate {
 // Simulates the same groups with fewer layers and fewer rounds of micro-batches, and goes on along the lines through
 // them: in an order of rounds the step is linear in both. Throws Error as CheckJob and the generators do.
 StepEstimate EstimateStep(const Job& job);
+// As Evaluate; of a step of many rounds, two and three of them are simulated and every time goes on along its line
+// (memory is that of three). Throws Error as Evaluate does.
+Evaluation EvaluateRounds(const Job& job);
 // Operations of the whole step, roughly: what a simulation costs.
 int64_t OperationsOf(const Job& job);
 

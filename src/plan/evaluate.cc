@@ -19,9 +19,19 @@ Evaluation Evaluate(const Job& job, const SimOptions& options) {
   e.round = schedule.round;
   e.parts = schedule.parts(1);
   e.classes = costs.classes();
+  for (const WorkerClass& c : e.classes) e.class_names.push_back(ClassName(schedule, c));
+  SumUp(&e);
+  return e;
+}
+
+void SumUp(Evaluation* evaluation) {
+  Evaluation& e = *evaluation;
+  const Job& job = e.job;
   double workers = 0;
+  e.compute = e.overlapped = e.exposed = e.bubble = 0;
+  e.peak_bytes = 0;
+  e.fits = true;
   for (size_t c = 0; c < e.classes.size(); ++c) {
-    e.class_names.push_back(ClassName(schedule, e.classes[c]));
     const ClassTimes& t = e.sim.times[c];
     const double n = e.classes[c].count;
     workers += n;
@@ -42,7 +52,6 @@ Evaluation Evaluate(const Job& job, const SimOptions& options) {
   e.tokens_per_gpu = tokens / e.step_seconds / static_cast<double>(job.gpus());
   e.tflops_per_gpu = TrainFlopsPerToken(job.model, job.seq_length) * e.tokens_per_gpu * 1e-12;
   e.mfu = e.tflops_per_gpu / job.peak_tflops();
-  return e;
 }
 
 std::string LayoutText(const Evaluation& e) {

@@ -30,11 +30,14 @@ struct Evaluation {
   int64_t peak_bytes = 0;       // of the fullest worker
   int fullest = 0;              // its class
   bool fits = true;
+  bool whole = true;            // every micro-batch was simulated (estimate.h)
   double over_limit() const { return static_cast<double>(sim.step_ns) / static_cast<double>(sim.limit_ns); }
 };
 
 // Schedule, costs, simulation. Throws Error as CheckJob and the generators do.
 Evaluation Evaluate(const Job& job, const SimOptions& options = {});
+// Shares, speeds and memory from job, classes and sim.
+void SumUp(Evaluation* e);
 // "p 2, 32 A + 32 F, b 1, q 8" or "PP 8, EP 16, v 4, b 1"; with "x N" for replicas.
 std::string LayoutText(const Evaluation& e);
 

@@ -14,6 +14,8 @@ namespace {
 // What the sizing program's memory may be too high by, of the limit: a pipeline's fullest group is not always the one
 // that it takes.
 constexpr double kMayFit = 1.03, kColocatedMayFit = 1.2;
+constexpr double kHopeless = 1.3;  // memory of the least variant
+constexpr int kSmallCluster = 16;  // GPUs: above, there are too many layouts to count them
 constexpr int kParts = 4;  // Tutel's degree, until the local search
 
 std::vector<int> UpTo(int most) {
@@ -68,6 +70,9 @@ void Grid::MakeChoices() {
     if (!Given("p") && !Given("p_f")) choices_.groups_f = {1};
   }
   choices_.sequences = Given("b") ? one(base.sequences) : UpTo(kMostSequences);
+  if (base.schedule == "lancet" && !Given("b")) {  // it cuts a worker's sequences
+    std::erase_if(choices_.sequences, [&](int b) { return b % (base.parts > 0 ? base.parts : 2) != 0; });
+  }
   choices_.virtual_stages = dual_ ? one(1) : Given("v") ? one(base.virtual_stages) : UpTo(layers_);
   choices_.parts = one(base.parts);
   if (base.schedule == "tutel" && !Given("parts")) choices_.parts = {1, 2, 4, 8};
@@ -119,17 +124,23 @@ void Grid::ColocatedShapes(const auto& visit) const {
       const int64_t most = request_.batch_most;
       x.replicas = static_cast<int>(std::min<int64_t>(x.replicas, most / ep));
       while (x.replicas > 0 && most / (int64_t{x.replicas} * ep) * x.replicas * ep < request_.batch_least) --x.replicas;
-      if (x.replicas > 0) visit(x);
+      // Fewer have less to sum over a slow network.
+      for (; x.replicas > 0; x.replicas /= 2) visit(x);
     }
   }
 }
 
 // That make a batch in the range: the one nearest to what is wanted, the nearest that rounds of `multiple` divide, and the
 // largest.
-std::vector<int64_t> Grid::MicroBatches(const Pools& x, int64_t multiple) const {
+std::vector<int64_t> Grid::MicroBatches(const Pools& x, int64_t multiple, bool all) const {
   const int64_t unit = int64_t{x.replicas} * x.m * x.sequences;
   const int64_t most = request_.batch_most / unit, least = std::max<int64_t>(1, (request_.batch_least + unit - 1) / unit);
   if (least > most) return {};
+  if (all) {
+    std::vector<int64_t> every(static_cast<size_t>(most - least + 1));
+    std::iota(every.begin(), every.end(), least);
+    return every;
+  }
   const auto near = [&](int64_t step) {
     const int64_t wanted = (request_.batch_wanted() + unit * step / 2) / (unit * step) * step;
     return std::clamp(wanted, (least + step - 1) / step * step, most / step * step);
@@ -164,8 +175,15 @@ void Grid::Rounds(Candidate c, bool all, std::vector<Candidate>* out) const {
     return;
   }
   const int64_t ring = 2 * std::max(c.pools.p_a, c.pools.p_f);
+  if (all) {
+    for (int64_t q = 1; q <= c.micro_batches; ++q) {
+      if (c.micro_batches % q != 0) continue;
+      for (const int e : Given("slope") ? std::vector<int>{slope} : std::vector<int>{1, 2}) add(q, e);
+    }
+    return;
+  }
   int found = 0;
-  for (int64_t q = ring; q <= c.micro_batches && (all || found < 3); ++q) {
+  for (int64_t q = ring; q <= c.micro_batches && found < 3; ++q) {
     if (c.micro_batches % q == 0) add(q, slope), ++found;
   }
   if (found == 0) add(c.micro_batches, slope);  // one round
@@ -194,7 +212,7 @@ void Grid::Variants(const Pools& shape, int virtual_stages, bool all, std::vecto
           c.pools.sequences = b, c.pools.recompute = recompute;
           c.pools.head_on_attention = head, c.pools.mixed = mixed;
           c.virtual_stages = virtual_stages;
-          for (const int64_t batches : MicroBatches(c.pools, ring)) {
+          for (const int64_t batches : MicroBatches(c.pools, ring, all)) {
             c.micro_batches = batches;
             for (const int parts : choices_.parts) {
               c.parts = parts;
@@ -217,16 +235,38 @@ void Grid::Variants(const Pools& shape, int virtual_stages, bool all, std::vecto
   }
 }
 
-bool Grid::Complete(Candidate* c) const {
+// The variant that needs least memory.
+std::optional<Candidate> Grid::Least(const Pools& shape) const {
+  Candidate c;
+  c.pools = shape;
+  c.pools.sequences = choices_.sequences.front();
+  c.pools.recompute = choices_.recompute.back();
+  c.pools.head_on_attention = choices_.head.back();
+  c.virtual_stages = choices_.virtual_stages.front();
+  c.parts = choices_.parts.front();
+  const int64_t ring = colocated_ ? shape.p_a : 2 * std::max(shape.p_a, shape.p_f);
+  std::optional<Candidate> out;
+  for (const int64_t batches : MicroBatches(c.pools, ring, false)) {
+    c.micro_batches = batches;
+    std::vector<Candidate> rounds;
+    Rounds(c, false, &rounds);
+    for (const Candidate& x : rounds) {
+      if (!out || x.full < out->full) out = x;
+    }
+  }
+  return out;
+}
+
+bool Grid::Complete(Candidate* c, int64_t most_replicas) const {
   Pools& x = c->pools;
   if (x.p_a < 1 || x.p_f < 1 || x.m < 1 || x.n < 1 || x.sequences < 1 || c->virtual_stages < 1) return false;
   if (colocated_) x.p_f = x.p_a, x.n = x.m;
   if (x.n > experts_ || x.p_a > layers_ || x.p_f > layers_ || x.sequences > kMostSequences) return false;
   if (colocated_ && (int64_t{x.p_a} * c->virtual_stages > layers_ || (dual_ && x.p_a % 2 == 1))) return false;
-  x.replicas = static_cast<int>(std::min(Replicas(x), request_.batch_most / x.m));
+  x.replicas = static_cast<int>(std::min({Replicas(x), request_.batch_most / x.m, most_replicas}));
   const int64_t ring = colocated_ ? x.p_a : 2 * std::max(x.p_a, x.p_f);
   for (; x.replicas > 0; --x.replicas) {
-    const std::vector<int64_t> batches = MicroBatches(x, ring);
+    const std::vector<int64_t> batches = MicroBatches(x, ring, false);
     if (batches.empty()) continue;
     if (std::find(batches.begin(), batches.end(), c->micro_batches) == batches.end()) c->micro_batches = batches.back();
     if (!colocated_ && request_.base.schedule != "hetermoe" && !Given("round") &&
@@ -264,7 +304,7 @@ Grid::Ranked Grid::Rank(size_t most) const {
   const auto by_score = [](const Candidate& a, const Candidate& b) { return a.score < b.score; };
   const auto by_memory = [](const Candidate& a, const Candidate& b) { return a.full < b.full; };
   // A colocated shape has chunks to choose as well.
-  const size_t of_shape = colocated_ ? 10 : 3;
+  const size_t of_shape = std::max<size_t>(colocated_ ? 10 : 3, 3 * most / std::max<size_t>(1, shapes.size()));
   const auto trim = [&](std::vector<Candidate>* all, const auto& order, size_t count) {
     std::stable_sort(all->begin(), all->end(), order);
     if (all->size() > count) all->resize(count);
@@ -274,6 +314,12 @@ Grid::Ranked Grid::Rank(size_t most) const {
   for (const Shape& shape : shapes) {
     if (shape.floor >= worst) break;
     if (Quickest(shape.pools) >= worst) continue;
+    const std::optional<Candidate> least = colocated_ || request_.any_memory ? std::nullopt : Least(shape.pools);
+    if (least && least->full > kHopeless) {
+      out.smallest.push_back(*least);
+      if (out.smallest.size() > 4 * most) trim(&out.smallest, by_memory, most);
+      continue;
+    }
     variants.clear();
     for (const int v : choices_.virtual_stages) {
       if (colocated_ && !Given("v") && (int64_t{v} * shape.pools.p_a > layers_ || (shape.pools.p_a == 1 && v > 1))) break;
@@ -299,17 +345,39 @@ Grid::Ranked Grid::Rank(size_t most) const {
   return out;
 }
 
-std::vector<Candidate> Grid::All() const {
+// Of any number of replicas and workers, also where GPUs would be left for more.
+std::optional<std::vector<Candidate>> Grid::All(size_t most) const {
   std::vector<Candidate> out;
-  const auto visit = [&](const Pools& x) {
-    for (const int v : choices_.virtual_stages) {
-      if (colocated_ && (int64_t{v} * x.p_a > layers_ || (x.p_a == 1 && v > 1))) break;
-      Variants(x, v, true, &out);
-      if (!colocated_) break;
+  if (gpus_a_ > kSmallCluster || gpus_f_ > kSmallCluster) return std::nullopt;
+  const auto given = [](int value, int64_t last) {
+    return value > 0 ? std::vector<int>(value <= last ? 1 : 0, value) : UpTo(static_cast<int>(last));
+  };
+  const auto shapes = [&](Pools x, int virtual_stages) {
+    for (x.replicas = 1; x.replicas <= Replicas(x) && out.size() <= most; ++x.replicas) {
+      Variants(x, virtual_stages, true, &out);
     }
   };
-  colocated_ ? ColocatedShapes(visit) : TwoPoolShapes(visit);
-  return out;
+  for (const int p_a : choices_.groups_a) {
+    for (const int m : given(choices_.m, colocated_ ? std::min(experts_, gpus_a_ / p_a) : gpus_a_ / p_a)) {
+      if (out.size() > most) return std::nullopt;
+      if (colocated_) {
+        if (dual_ && p_a % 2 == 1) continue;
+        for (const int v : choices_.virtual_stages) {
+          if (int64_t{v} * p_a > layers_ || (p_a == 1 && v > 1 && !Given("v"))) break;
+          shapes({.p_a = p_a, .m = m, .p_f = p_a, .n = m}, v);
+        }
+        continue;
+      }
+      for (const int p_f : choices_.groups_f) {
+        Pools x{.p_a = p_a, .m = m, .p_f = p_f, .n = 1};
+        for (const int n : given(choices_.n, std::min<int64_t>(experts_, MostN(x)))) {
+          x.n = n;
+          shapes(x, 1);
+        }
+      }
+    }
+  }
+  return out.size() > most ? std::nullopt : std::optional(out);
 }
 
 Job Grid::JobOf(const Candidate& c) const {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "plan/evaluate.h"
@@ -46,9 +47,9 @@ class Grid {
   // One step away in one decision, or in two that trade GPUs: what fits and what does not.
   std::vector<Candidate> Neighbours(const Candidate& c) const;
   // With the score and memory that its numbers have; false where it cannot be (GPUs, batch, experts, what is fixed).
-  bool Complete(Candidate* c) const;
-  // All candidates, one by one: for small clusters and tests.
-  std::vector<Candidate> All() const;
+  bool Complete(Candidate* c, int64_t most_replicas = 1 << 30) const;
+  // Every candidate, where there are not more than `most`.
+  std::optional<std::vector<Candidate>> All(size_t most) const;
 
   Job JobOf(const Candidate& c) const;
 
@@ -68,10 +69,11 @@ class Grid {
   void ColocatedShapes(const auto& visit) const;
   void Variants(const Pools& shape, int virtual_stages, bool all, std::vector<Candidate>* out) const;
   void Rounds(Candidate c, bool all, std::vector<Candidate>* out) const;
-  std::vector<int64_t> MicroBatches(const Pools& pools, int64_t multiple) const;
+  std::vector<int64_t> MicroBatches(const Pools& pools, int64_t multiple, bool all) const;
   // Less than any score of the shape: computation alone; and about so with NICs.
   double ScoreFloor(const Pools& shape) const;
   double Quickest(const Pools& shape) const;
+  std::optional<Candidate> Least(const Pools& shape) const;
   void Score(Candidate* c) const;
   double ExchangeNs(const Pools& pools) const;
   double EndNs(const Pools& pools) const;

@@ -12,6 +12,11 @@ std::vector<Candidate> Grid::Neighbours(const Candidate& from) const {
     change(c);
     if (Complete(&c) && !(c == from) && std::find(out.begin(), out.end(), c) == out.end()) out.push_back(c);
   };
+  // Fewer replicas: less to sum over a slow network, more micro-batches each.
+  for (const int replicas : {from.pools.replicas - 1, from.pools.replicas / 2}) {
+    Candidate c = from;
+    if (replicas >= 1 && Complete(&c, replicas) && std::find(out.begin(), out.end(), c) == out.end()) out.push_back(c);
+  }
   const auto steps = [&](int value) { return std::vector<int>{value - 1, value + 1, value / 2, 2 * value}; };
   const Pools& x = from.pools;
   const bool m_free = !Given("m") && !Given("ep"), n_free = !Given("n");
@@ -64,8 +69,8 @@ std::vector<Candidate> Grid::Neighbours(const Candidate& from) const {
     if (choices_.mixed.size() > 1) {
       add([&](Candidate& c) {
         c.pools.mixed = !x.mixed;
-        c.pools.node_nics_a = x.mixed ? 0 : std::clamp(nics * x.p_a * x.m / (x.p_a * x.m + x.p_f * x.n), 1, std::max(1, nics - 1));
-        c.pools.node_nics_f = x.mixed ? 0 : std::max(1, nics - c.pools.node_nics_a);
+        c.pools.node_nics_a = x.mixed || nics < 2 ? 0 : std::clamp(nics * x.p_a * x.m / (x.p_a * x.m + x.p_f * x.n), 1, nics - 1);
+        c.pools.node_nics_f = x.mixed || nics < 2 ? 0 : nics - c.pools.node_nics_a;
       });
     }
     for (int step : {-1, 1}) {
@@ -75,12 +80,12 @@ std::vector<Candidate> Grid::Neighbours(const Candidate& from) const {
     std::vector<Candidate> rounds;
     Rounds(from, true, &rounds);
     for (const Candidate& r : rounds) {
-      if (r.round != from.round && r.round <= 4 * std::max(1, from.round)) add([&](Candidate& c) { c = r; });
+      if (r.round <= 4 * std::max(1, from.round)) add([&](Candidate& c) { c = r; });
     }
   }
   if (request_.base.uneven() && request_.base.expert_counts.empty()) add([](Candidate& c) { c.balanced = !c.balanced; });
   for (int value : steps(x.sequences)) if (!Given("b")) add([&](Candidate& c) { c.pools.sequences = value; });
-  for (int64_t value : MicroBatches(x, colocated_ ? x.p_a : 2 * std::max(x.p_a, x.p_f))) {
+  for (int64_t value : MicroBatches(x, colocated_ ? x.p_a : 2 * std::max(x.p_a, x.p_f), false)) {
     add([&](Candidate& c) { c.micro_batches = value; });
   }
   if (choices_.recompute.size() > 1) add([](Candidate& c) { c.pools.recompute = !c.pools.recompute; });

@@ -9,7 +9,7 @@
 namespace disagmoe {
 namespace {
 
-// What unequal pools, or chunks of unequal layers, leave idle: found by simulating many.
+// What unequal pools leave idle: found by simulating many.
 constexpr double kUnequal = 1.15;
 
 // What is hidden of an exchange: all of it behind all computation, or behind the experts' alone, or nothing.
@@ -73,7 +73,9 @@ void Grid::Score(Candidate* c) const {
     const int chunks = dual_ ? 2 : c->virtual_stages;
     ns *= 1 + (x.p_a - 1) / (static_cast<double>(c->micro_batches) * chunks);
     const double of_chunk = static_cast<double>(layers_) / (static_cast<double>(x.p_a) * chunks);
-    if (layers_ % (int64_t{x.p_a} * chunks) != 0) ns *= kUnequal;
+    // Where some chunks have a layer more, about half of what the others would wait for them is left as waiting.
+    const double of_mean = static_cast<double>(layers_) / (static_cast<double>(x.p_a) * chunks);
+    ns *= 1 + 0.5 * (std::ceil(of_mean) / of_mean - 1);
     int64_t round = std::min<int64_t>(x.p_a, c->micro_batches);
     while (c->micro_batches % round != 0) ++round;
     held_a = x.p_a == 1 ? layers_ : of_chunk * ((chunks - 1) * static_cast<double>(round) + 2 * (x.p_a - 1) + 1);
@@ -85,6 +87,10 @@ void Grid::Score(Candidate* c) const {
         if (x.p_a != x.p_f) ns *= kUnequal;
     const int64_t round = c->round > 0 ? c->round : c->micro_batches;
     ns *= std::max(1.0, 2.0 * p / static_cast<double>(round) * (base.schedule == "hetermoe" ? 0 : 1));
+    // schedule.md section 2: transfers as long as computations want rounds of two rings; one ring costs 16 %.
+    const double compute = std::max(t.attention, t.ffn), transfer = std::max(t.nic_a, t.nic_f);
+    const double wanted = 1 + std::min(1.0, transfer / compute);
+    ns *= 1 + 0.16 * std::max(0.0, wanted - static_cast<double>(round) / (2 * p));
     held_a = HeldActivations(layers_, x.p_a, x.p_f, static_cast<int>(round), c->slope, false);
     held_f = HeldActivations(layers_, x.p_a, x.p_f, static_cast<int>(round), c->slope, true);
     const double all_a = static_cast<double>(c->micro_batches) * ((layers_ + x.p_a - 1) / x.p_a);

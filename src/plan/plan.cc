@@ -1,15 +1,19 @@
 #include "plan/plan.h"
 
 #include <algorithm>
+#include <map>
 #include <mutex>
 #include <set>
 
 #include "base/error.h"
+#include "plan/estimate.h"
 #include "plan/plan_changes.h"
 #include "plan/text.h"
 
 namespace disagmoe {
 namespace {
+
+constexpr int64_t kMostOperations = 20'000'000;  // a few seconds
 
 double Gb(double bytes) { return bytes * 1e-9; }
 
@@ -272,7 +276,28 @@ Plan MakePlan(const PlanRequest& request, const SearchControl& control) {
     return GridRequest{base, fixed[i], given ? base.global_batch : request.batch_least,
                        given ? base.global_batch : request.batch_most};
   };
-  ParallelFor(plan.rows.size(), outer, [&](size_t i) { plan.rows[i].search = SearchSchedule(grid_of(i), inner); });
+  // The candidates of af-pipe-zb are those of af-pipe: ranked once, where both are asked for and nothing else differs.
+  std::map<std::string, Grid::Ranked> ranked;
+  for (size_t i = 0; i < plan.rows.size(); ++i) {
+    if (plan.rows[i].schedule != "af-pipe") continue;
+    for (size_t k = 0; k < plan.rows.size(); ++k) {
+      const bool same = plan.rows[k].schedule == "af-pipe-zb" && plan.rows[k].hardware == plan.rows[i].hardware;
+      if (same && fixed[k] == fixed[i] && request.settings.empty()) ranked.try_emplace(plan.rows[i].hardware);
+    }
+  }
+  std::vector<std::string> shared;
+  for (const auto& [hardware, unused] : ranked) shared.push_back(hardware);
+  ParallelFor(shared.size(), control.threads, [&](size_t h) {
+    for (size_t i = 0; i < plan.rows.size(); ++i) {
+      if (plan.rows[i].schedule != "af-pipe" || plan.rows[i].hardware != shared[h]) continue;
+      ranked.at(shared[h]) = Grid(grid_of(i)).Rank(kShapes);
+    }
+  });
+  ParallelFor(plan.rows.size(), outer, [&](size_t i) {
+    const bool pipe = plan.rows[i].schedule.starts_with("af-pipe");
+    const auto at = ranked.find(plan.rows[i].hardware);
+    plan.rows[i].search = SearchSchedule(grid_of(i), inner, {}, pipe && at != ranked.end() ? &at->second : nullptr);
+  });
   // What is good for one schedule may be for others, and was not among the first that they tried.
   std::vector<std::vector<Candidate>> seeds(plan.rows.size());
   for (size_t i = 0; i < plan.rows.size(); ++i) {
@@ -284,11 +309,17 @@ Plan MakePlan(const PlanRequest& request, const SearchControl& control) {
   ParallelFor(plan.rows.size(), outer, [&](size_t i) {
     plan.rows[i].search = Continue(std::move(plan.rows[i].search), grid_of(i), inner, seeds[i]);
   });
+  Choose(&plan);
+  // What is said of the best is simulated whole.
+  for (const int i : std::set<int>{plan.chosen, plan.best_split, plan.best_colocated}) {
+    if (i < 0 || plan.rows[i].best()->whole) continue;
+    Evaluation& e = plan.rows[i].search.fitting[0].e;
+    if (OperationsOf(e.job) < kMostOperations) e = Evaluate(e.job);
+  }
   for (const PlanRow& row : plan.rows) {
     plan.counts += row.search.counts;
     plan.stopped |= row.search.stopped;
   }
-  Choose(&plan);
   if (plan.best()) AddRejected(&plan);
   if (request.changes && !control.stopped()) {
     plan.best() ? AddChanges(control, &plan) : AddReliefs(request, inner, fixed, &plan);

@@ -12,12 +12,13 @@
 namespace disagmoe {
 namespace {
 
-constexpr size_t kShapes = 200;       // that are ranked
+constexpr size_t kEverything = 20'000;
 constexpr size_t kBatch = 8;          // looked at together, whatever the number of threads
 constexpr size_t kSimulated = 6;      // of the estimated ones
 constexpr int kRounds = 8;            // of simulations, before the climbs
 constexpr size_t kKept = 24;          // whole simulations that are kept
 constexpr int kMostSteps = 40;        // of a climb
+constexpr double kHopeless = 1.3;     // memory by the sizing program, of the limit
 constexpr int kStarts = 3;            // of climbs, from different numbers of groups
 
 struct Tried {
@@ -30,9 +31,9 @@ struct Tried {
 class Search {
  public:
   Search(const GridRequest& request, const SearchControl& control)
-      : any_memory_(request.any_memory), control_(control), grid_(request) {}
+      : any_memory_(request.any_memory), colocated_(request.base.colocated()), control_(control), grid_(request) {}
 
-  ScheduleSearch Run(const std::vector<Candidate>& seeds, const std::string& schedule);
+  ScheduleSearch Run(const std::vector<Candidate>& seeds, const std::string& schedule, const Grid::Ranked* given);
   ScheduleSearch GoOn(ScheduleSearch found, const std::vector<Candidate>& seeds);
 
  private:
@@ -40,7 +41,10 @@ class Search {
   std::vector<Found> Simulate(const std::vector<Candidate>& batch);
   void SimulateBest();
   std::optional<Found> BestSince(size_t first, double than);
+  std::vector<Candidate> Affordable(std::vector<Candidate> candidates) const;
   void Climb();
+  bool Rows(const std::vector<Candidate>& order, size_t seeds, int64_t effort);
+  bool Everything(const std::vector<Candidate>& seeds);
   void Smallest(const std::vector<Candidate>& smallest);
   bool Known(const Candidate& c) const;
   bool Spent() const { return spent_ >= control_.effort || control_.stopped(); }
@@ -50,10 +54,11 @@ class Search {
   // How much more memory candidates like this one need than the sizing program says.
   double MoreMemory(const Candidate& c) const;
 
-  const bool any_memory_;
+  const bool any_memory_, colocated_;
   const SearchControl& control_;
   Grid grid_;
   int64_t spent_ = 0;
+  double best_ = std::numeric_limits<double>::max();  // estimate that fits, a sequence
   std::vector<Tried> tried_;
   std::vector<Candidate> simulated_;
   ScheduleSearch out_;
@@ -96,6 +101,8 @@ void Search::Estimate(std::vector<Candidate> batch) {
   });
   for (size_t i = 0; i < batch.size(); ++i) {
     spent_ += results[i].estimate.operations;
+    const bool fits = results[i].valid && (results[i].estimate.fits() || any_memory_);
+    if (fits) best_ = std::min(best_, results[i].per_sequence);
     out_.counts.estimated += results[i].valid;
     if (mistakes[i] && !out_.mistake) out_.mistake = mistakes[i];
     tried_.push_back(std::move(results[i]));
@@ -123,7 +130,7 @@ std::vector<Found> Search::Simulate(const std::vector<Candidate>& batch) {
   ParallelFor(batch.size(), control_.threads, [&](size_t i) {
     if (control_.stopped() && !out_.fitting.empty()) return;
     try {
-      found[i] = Found{batch[i], Evaluate(grid_.JobOf(batch[i]))};
+      found[i] = Found{batch[i], EvaluateRounds(grid_.JobOf(batch[i]))};
     } catch (const Error&) {  // said by its estimate
     }
   });
@@ -132,7 +139,7 @@ std::vector<Found> Search::Simulate(const std::vector<Candidate>& batch) {
     simulated_.push_back(batch[i]);
     if (!found[i]) continue;
     ++out_.counts.simulated;
-    spent_ += OperationsOf(found[i]->e.job);
+    spent_ += OperationsOf(found[i]->e.job) / (found[i]->e.whole ? 1 : 3);
     Keep(*found[i]);
     out.push_back(std::move(*found[i]));
   }
@@ -168,6 +175,21 @@ void Search::SimulateBest() {
   }
 }
 
+// Those that are new, by score, as far as the effort goes.
+std::vector<Candidate> Search::Affordable(std::vector<Candidate> candidates) const {
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
+  std::vector<Candidate> out;
+  int64_t operations = spent_;
+  for (const Candidate& c : candidates) {
+    if (operations > control_.effort) break;
+    if (Known(c) || (c.full > kHopeless && !any_memory_)) continue;
+    operations += OperationsOf(grid_.JobOf(c)) / 4;
+    out.push_back(c);
+  }
+  return out;
+}
+
 // Steepest descent over the neighbours of the best, then of the best with other numbers of groups.
 void Search::Climb() {
   std::vector<std::pair<int, int>> climbed;
@@ -183,10 +205,7 @@ void Search::Climb() {
     Found at = *from;
     climbed.push_back({at.candidate.pools.p_a, at.candidate.pools.p_f});
     for (int step = 0; step < kMostSteps && !Spent(); ++step) {
-      std::vector<Candidate> fresh;
-      for (const Candidate& c : grid_.Neighbours(at.candidate)) {
-        if (!Known(c) && c.full < 1.3) fresh.push_back(c);
-      }
+      std::vector<Candidate> fresh = Affordable(grid_.Neighbours(at.candidate));
       const size_t before = tried_.size();
       Estimate(std::move(fresh));
       const std::optional<Found> better = BestSince(before, at.per_sequence());
@@ -231,45 +250,78 @@ void Search::Smallest(const std::vector<Candidate>& smallest) {
   std::stable_sort(order.begin(), order.end(), [](const Tried* a, const Tried* b) { return a->estimate.full < b->estimate.full; });
   for (size_t i = 0; i < order.size() && i < 2; ++i) {
     try {
-      Keep({order[i]->candidate, Evaluate(grid_.JobOf(order[i]->candidate))});
+      Keep({order[i]->candidate, EvaluateRounds(grid_.JobOf(order[i]->candidate))});
       ++out_.counts.simulated;
     } catch (const Error&) {
     }
   }
 }
 
-ScheduleSearch Search::Run(const std::vector<Candidate>& seeds, const std::string& schedule) {
+// Small enough to simulate all that there is.
+bool Search::Everything(const std::vector<Candidate>& seeds) {
+  const std::optional<std::vector<Candidate>> all = grid_.All(kEverything);
+  if (!all) return false;
+  int64_t operations = 0;
+  for (const Candidate& c : *all) operations += OperationsOf(grid_.JobOf(c));
+  if (operations > 4 * control_.effort) return false;
+  out_.counts.considered = static_cast<int64_t>(all->size());
+  Estimate(seeds);
+  Estimate(*all);
+  SimulateBest();
+  if (out_.fitting.empty()) Smallest({});
+  out_.stopped = control_.stopped();
+  out_.complete = !out_.stopped;
+  Report();
+  return true;
+}
+
+// Estimates in order until so much is spent; whether one fits.
+bool Search::Rows(const std::vector<Candidate>& order, size_t seeds, int64_t effort) {
+  const double may_fit = colocated_ ? 1.1 : 1.04;  // the sizing program knows the memory of pools better
+  for (size_t i = 0; i < order.size() && !control_.stopped() && spent_ < effort;) {
+    // The times of the sizing program are about what the busiest resource needs: few steps are shorter.
+    if (order[i].score * 0.8 > best_) {
+      ++i;
+      continue;
+    }
+    std::vector<Candidate> batch;
+    int64_t operations = 0;
+    for (; i < order.size() && batch.size() < kBatch && operations < control_.effort / 4; ++i) {
+      if (Known(order[i]) || (i >= seeds && !any_memory_ && order[i].full * MoreMemory(order[i]) >= may_fit)) continue;
+      batch.push_back(order[i]);
+      operations += OperationsOf(grid_.JobOf(order[i])) / 4;  // about what an estimate saves
+    }
+    Estimate(std::move(batch));
+  }
+  return best_ < std::numeric_limits<double>::max();
+}
+
+ScheduleSearch Search::Run(const std::vector<Candidate>& seeds, const std::string& schedule, const Grid::Ranked* given) {
   out_.schedule = schedule;
-  const Grid::Ranked ranked = grid_.Rank(kShapes);
+  if (control_.exhaust && Everything(seeds)) return std::move(out_);
+  const Grid::Ranked ranked = given ? *given : grid_.Rank(kShapes);
   out_.counts.considered = ranked.considered;
   std::vector<Candidate> order = seeds;
   for (const Candidate& c : ranked.fitting) {
     if (std::find(seeds.begin(), seeds.end(), c) == seeds.end()) order.push_back(c);
   }
-  double best = std::numeric_limits<double>::max();
-  // Half of the effort for what is ranked, the rest for what is around the best of it.
-  for (size_t i = 0; i < order.size() && !control_.stopped() && 2 * spent_ <= control_.effort;) {
-    // The times of the sizing program are about what the busiest resource needs: few steps are shorter.
-    if (best < std::numeric_limits<double>::max() && order[i].score * 0.8 > best) break;
-    std::vector<Candidate> batch;
-    for (; i < order.size() && batch.size() < kBatch; ++i) {
-      if (i < seeds.size() || any_memory_ || order[i].full * MoreMemory(order[i]) < 1.04) batch.push_back(order[i]);
-    }
-    const size_t before = tried_.size();
-    Estimate(std::move(batch));
-    for (size_t k = before; k < tried_.size(); ++k) {
-      if (tried_[k].valid && (tried_[k].estimate.fits() || any_memory_)) best = std::min(best, tried_[k].per_sequence);
-    }
-  }
+  // Half of the effort for what is ranked, the rest for what is around the best of it. Where nothing fits for long, what
+  // needs least memory comes first.
+  if (!Rows(order, seeds.size(), control_.effort / 4) && !any_memory_) Rows(ranked.smallest, 0, control_.effort / 2);
+  Rows(order, seeds.size(), control_.effort / 2);
   SimulateBest();
   Climb();
-  if (out_.fitting.empty()) Smallest(ranked.smallest);
+  if (out_.fitting.empty()) {
+    Smallest(ranked.smallest);
+    Climb();
+  }
   out_.stopped = control_.stopped();
   Report();
   return std::move(out_);
 }
 
 ScheduleSearch Search::GoOn(ScheduleSearch found, const std::vector<Candidate>& seeds) {
+  if (found.complete) return found;
   out_ = std::move(found);
   for (const auto* list : {&out_.fitting, &out_.over}) {
     for (const Found& f : *list) simulated_.push_back(f.candidate);
@@ -280,6 +332,7 @@ ScheduleSearch Search::GoOn(ScheduleSearch found, const std::vector<Candidate>& 
     const bool known = std::find(simulated_.begin(), simulated_.end(), c) != simulated_.end();
     if (!known && grid_.Complete(&c) && std::find(fresh.begin(), fresh.end(), c) == fresh.end()) fresh.push_back(c);
   }
+  spent_ = control_.effort / 2;
   Estimate(std::move(fresh));
   SimulateBest();
   if (!out_.fitting.empty() && out_.fitting.front().per_sequence() < before) Climb();
@@ -301,8 +354,9 @@ SearchCounts& SearchCounts::operator+=(const SearchCounts& o) {
   return *this;
 }
 
-ScheduleSearch SearchSchedule(const GridRequest& request, const SearchControl& control, const std::vector<Candidate>& seeds) {
-  return Search(request, control).Run(seeds, request.base.schedule);
+ScheduleSearch SearchSchedule(const GridRequest& request, const SearchControl& control,
+                              const std::vector<Candidate>& seeds, const Grid::Ranked* ranked) {
+  return Search(request, control).Run(seeds, request.base.schedule, ranked);
 }
 
 LayoutSearch SearchLayouts(const Job& base, const Fixed& fixed, bool any_memory) {

@@ -16,6 +16,8 @@
 
 namespace disagmoe {
 
+constexpr size_t kShapes = 200;  // that are ranked for a search
+
 struct SearchCounts {
   int64_t considered = 0;  // shapes: groups and workers
   int64_t estimated = 0;   // candidates of which smaller steps were simulated
@@ -30,6 +32,7 @@ struct SearchControl {
   int threads = 1;
   // Operations that may be simulated for a schedule: a step of Qwen3-235B on 128 GPUs has about 50,000.
   int64_t effort = 700'000;
+  bool exhaust = true;  // simulate all that there is, where that is little
   bool stopped() const { return stop && stop->load(); }
 };
 
@@ -45,13 +48,14 @@ struct ScheduleSearch {
   std::vector<Found> fitting;  // simulated, the best first; other shapes follow
   std::vector<Found> over;     // simulated, faster than the best or, if nothing fits, the smallest first
   bool stopped = false;
+  bool complete = false;       // nothing was left out
   std::optional<ErrorParts> mistake;  // if none can be: why not, of one of them
   const Evaluation* best() const { return fitting.empty() ? nullptr : &fitting.front().e; }
   const Evaluation* nearest() const { return over.empty() ? nullptr : &over.front().e; }
 };
-// seeds: tried in any case. Throws Error for a request that nothing can fulfil before anything is tried.
+// seeds: tried in any case. ranked: instead of Grid::Rank (of a schedule with the same candidates).
 ScheduleSearch SearchSchedule(const GridRequest& request, const SearchControl& control,
-                           const std::vector<Candidate>& seeds = {});
+                              const std::vector<Candidate>& seeds = {}, const Grid::Ranked* ranked = nullptr);
 
 // Goes on from there with candidates that other searches found good, and what is around the best of them.
 ScheduleSearch Continue(ScheduleSearch found, const GridRequest& request, const SearchControl& control,

@@ -41,12 +41,15 @@ TEST(SearchSchedule, FindsTheBestOfASmallCluster) {
   for (const char* schedule : {"af-pipe", "megatron-1f1b", "megatron-overlap"}) {
     const GridRequest request{SmallJob(schedule), {}, 16, 16};
     SearchControl control;
+    control.exhaust = false;
     const ScheduleSearch search = SearchSchedule(request, control);
     ASSERT_TRUE(search.best()) << schedule;
     const Grid grid(request);
     double best = 1e300;
     int64_t count = 0;
-    for (const Candidate& c : grid.All()) {
+    const auto all = grid.All(1'000'000);
+    ASSERT_TRUE(all);
+    for (const Candidate& c : *all) {
       try {
         const Evaluation e = Evaluate(grid.JobOf(c));
         ++count;
