@@ -1,4 +1,6 @@
 // disagmoe plan MODEL CLUSTER: does splitting pay here, with which split, and will it fit?
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -6,7 +8,6 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
-#include <unistd.h>
 
 #include "base/error.h"
 #include "cli/commands.h"
@@ -77,9 +78,10 @@ class Progress {
     if (since < (terminal_ ? 0.1 : 10)) return;
     last_ = now;
     shown_ = true;
-    std::fprintf(stderr, "%s%s: %lld shapes, %lld estimated, %lld simulated, %.0f tokens/s a GPU%s", terminal_ ? "\r\033[K" : "",
-                 schedule.c_str(), static_cast<long long>(counts.considered), static_cast<long long>(counts.estimated),
-                 static_cast<long long>(counts.simulated), speed, terminal_ ? "" : "\n");
+    std::fprintf(stderr, "%s%s: %lld shapes, %lld estimated, %lld simulated, %.0f tokens/s a GPU%s",
+                 terminal_ ? "\r\033[K" : "", schedule.c_str(), static_cast<long long>(counts.considered),
+                 static_cast<long long>(counts.estimated), static_cast<long long>(counts.simulated), speed,
+                 terminal_ ? "" : "\n");
   }
   ~Progress() {
     if (shown_ && terminal_) std::fputs("\r\033[K", stderr);
@@ -167,8 +169,9 @@ int PlanCommand(const PlanArguments& a) {
   } else {
     std::fputs(PlanText(request, plan).c_str(), stdout);
     if (!a.brief) std::printf("\n%s\n%s", DrawRoofline(roofline, 96).c_str(), RooflineText(roofline).c_str());
-    std::fprintf(stderr, "%lld shapes, %lld estimated, %lld simulated, %.2f s\n", static_cast<long long>(plan.counts.considered),
-                 static_cast<long long>(plan.counts.estimated), static_cast<long long>(plan.counts.simulated), seconds);
+    std::fprintf(stderr, "%lld shapes, %lld estimated, %lld simulated, %.2f s\n",
+                 static_cast<long long>(plan.counts.considered), static_cast<long long>(plan.counts.estimated),
+                 static_cast<long long>(plan.counts.simulated), seconds);
   }
   return plan.best() ? 0 : 1;
 }

@@ -30,17 +30,18 @@ std::string Row(const Plan& plan, const PlanRow& row, bool chosen) {
   const Evaluation* e = row.best() ? row.best() : row.search.nearest();
   const std::string name = (chosen ? "* " : "  ") + row.schedule;
   const std::string where = row.hardware.empty() ? "" : row.hardware + "; ";
-  if (!e) return Format("%-18s cannot: %s\n", name.c_str(), row.search.mistake ? Error(*row.search.mistake).what() : "no layout");
+  if (!e)
+    return Format("%-18s cannot: %s\n", name.c_str(),
+                  row.search.mistake ? Error(*row.search.mistake).what() : "no layout");
   std::string times = "-";
   if (row.best() && plan.best_colocated >= 0) {
     times = Format("%.2fx", Speed(*e) / Speed(*plan.rows[plan.best_colocated].best()));
   }
-  return Format("%-18s %9.3f %8.0f %5.1f %6s | %4.0f %4.0f %4.0f %4.0f | %5.1f | %s%s%s%s\n", name.c_str(), e->step_seconds,
-                e->tokens_per_gpu, 100 * e->mfu, times.c_str(), 100 * e->compute, 100 * e->overlapped, 100 * e->exposed,
-                100 * e->bubble, static_cast<double>(e->peak_bytes) * 1e-9, where.c_str(), LayoutText(*e).c_str(),
-                e->fits ? "" : "; DOES NOT FIT", row.trains ? "" : " (not trained)");
+  return Format("%-18s %9.3f %8.0f %5.1f %6s | %4.0f %4.0f %4.0f %4.0f | %5.1f | %s%s%s%s\n", name.c_str(),
+                e->step_seconds, e->tokens_per_gpu, 100 * e->mfu, times.c_str(), 100 * e->compute, 100 * e->overlapped,
+                100 * e->exposed, 100 * e->bubble, static_cast<double>(e->peak_bytes) * 1e-9, where.c_str(),
+                LayoutText(*e).c_str(), e->fits ? "" : "; DOES NOT FIT", row.trains ? "" : " (not trained)");
 }
-
 
 std::string Rejections(const Plan& plan) {
   if (plan.rejected.empty()) return "";
@@ -120,10 +121,11 @@ ordered_json LayoutJson(const Evaluation& e) {
 
 std::string PlanText(const PlanRequest& request, const Plan& plan) {
   std::string out = Head(request);
-  out += Format("\n%-18s %9s %8s %5s %6s | %-19s | %5s | %s\n", "", "", "tokens/", "", "x best", "of the step, %", "peak", "");
-  out += Format("%-18s %9s %8s %5s %6s | %4s %4s %4s %4s | %5s | %s\n", "  schedule", "step s", "s/GPU", "MFU%", "coloc.", "comp",
-                "over", "exp", "bub", "GB", "its best layout");
-  for (size_t i = 0; i < plan.rows.size(); ++i) out += Row(plan, plan.rows[i], static_cast<int>(i) == plan.chosen);
+  out += Format("\n%-18s %9s %8s %5s %6s | %-19s | %5s | %s\n", "", "", "tokens/", "", "x best", "of the step, %",
+                "peak", "");
+  out += Format("%-18s %9s %8s %5s %6s | %4s %4s %4s %4s | %5s | %s\n", "  schedule", "step s", "s/GPU", "MFU%",
+                "coloc.", "comp", "over", "exp", "bub", "GB", "its best layout");
+  for (const int i : BestRows(plan)) out += Row(plan, plan.rows[i], i == plan.chosen);
   out += "\n" + Verdict(plan) + "\n";
   out += Rejections(plan) + Changes(plan) + Reliefs(plan);
   if (plan.stopped) out += "\nInterrupted: the best so far.\n";

@@ -81,10 +81,10 @@ Evaluation EvaluateRounds(const Job& job) {
   for (size_t c = 0; c < e.sim.times.size(); ++c) {
     const ClassTimes& a = two.sim.times[c];
     ClassTimes& b = e.sim.times[c];
-    for (auto field : {&ClassTimes::compute_ns, &ClassTimes::overlapped_ns, &ClassTimes::exposed_ns, &ClassTimes::bubble_ns,
-                       &ClassTimes::optimizer_ns, &ClassTimes::reduce_ns, &ClassTimes::nic_send_ns, &ClassTimes::nic_receive_ns,
-                       &ClassTimes::nvlink_send_ns, &ClassTimes::nvlink_receive_ns, &ClassTimes::nic_bytes_sent,
-                       &ClassTimes::nvlink_bytes_sent}) {
+    for (auto field : {&ClassTimes::compute_ns, &ClassTimes::overlapped_ns, &ClassTimes::exposed_ns,
+                       &ClassTimes::bubble_ns, &ClassTimes::optimizer_ns, &ClassTimes::reduce_ns,
+                       &ClassTimes::nic_send_ns, &ClassTimes::nic_receive_ns, &ClassTimes::nvlink_send_ns,
+                       &ClassTimes::nvlink_receive_ns, &ClassTimes::nic_bytes_sent, &ClassTimes::nvlink_bytes_sent}) {
       go_on(a.*field, &(b.*field));
     }
   }

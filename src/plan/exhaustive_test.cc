@@ -15,8 +15,8 @@ namespace {
 
 struct Instance {
   PlanRequest request;
-  int64_t layouts = 0;   // simulated
-  double best = 1e300;   // seconds a sequence, of those that fit
+  int64_t layouts = 0;  // simulated
+  double best = 1e300;  // seconds a sequence, of those that fit
   std::string best_text;
 };
 
@@ -180,10 +180,11 @@ TEST(Plan, IsWithinOnePerCentOfEveryLayout) {
     EXPECT_LE(worse[i], 0.01) << "instance " << i << ": " << found[i] << ", best " << instances[i].best_text;
     EXPECT_GE(worse[i], -1e-9) << "instance " << i << ": " << found[i] << " was not among all layouts";
   }
-  std::printf("%d instances, %lld layouts simulated; something fits in %d, a split is best in %d; behind the best: median "
-              "%.4f %%, 95th %.4f %%, worst %.4f %%\n",
-              count, static_cast<long long>(layouts), fit, split, 100 * sorted[count / 2], 100 * sorted[count * 95 / 100],
-              100 * sorted.back());
+  std::printf(
+      "%d instances, %lld layouts simulated; something fits in %d, a split is best in %d; behind the best: median "
+      "%.4f %%, 95th %.4f %%, worst %.4f %%\n",
+      count, static_cast<long long>(layouts), fit, split, 100 * sorted[count / 2], 100 * sorted[count * 95 / 100],
+      100 * sorted.back());
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace {
 constexpr double kMayFit = 1.03, kColocatedMayFit = 1.2;
 constexpr double kHopeless = 1.3;  // memory of the least variant
 constexpr int kSmallCluster = 16;  // GPUs: above, there are too many layouts to count them
-constexpr int kParts = 4;  // Tutel's degree, until the local search
+constexpr int kParts = 4;          // Tutel's degree, until the local search
 
 std::vector<int> UpTo(int most) {
   std::vector<int> out(std::max(0, most));
@@ -130,11 +130,12 @@ void Grid::ColocatedShapes(const auto& visit) const {
   }
 }
 
-// That make a batch in the range: the one nearest to what is wanted, the nearest that rounds of `multiple` divide, and the
-// largest.
+// That make a batch in the range: the one nearest to what is wanted, the nearest that rounds of `multiple` divide, and
+// the largest.
 std::vector<int64_t> Grid::MicroBatches(const Pools& x, int64_t multiple, bool all) const {
   const int64_t unit = int64_t{x.replicas} * x.m * x.sequences;
-  const int64_t most = request_.batch_most / unit, least = std::max<int64_t>(1, (request_.batch_least + unit - 1) / unit);
+  const int64_t most = request_.batch_most / unit,
+                least = std::max<int64_t>(1, (request_.batch_least + unit - 1) / unit);
   if (least > most) return {};
   if (all) {
     std::vector<int64_t> every(static_cast<size_t>(most - least + 1));
@@ -221,7 +222,8 @@ void Grid::Variants(const Pools& shape, int virtual_stages, bool all, std::vecto
                 Rounds(c, all, out);
                 continue;
               }
-              const double share = static_cast<double>(shape.p_a * shape.m) / (shape.p_a * shape.m + shape.p_f * shape.n);
+              const double share =
+                  static_cast<double>(shape.p_a * shape.m) / (shape.p_a * shape.m + shape.p_f * shape.n);
               const int even = std::clamp(static_cast<int>(std::lround(share * node_nics)), 1, node_nics - 1);
               for (int a = all ? 1 : even; a <= (all ? node_nics - 1 : even); ++a) {
                 c.pools.node_nics_a = a, c.pools.node_nics_f = node_nics - a;
@@ -322,7 +324,8 @@ Grid::Ranked Grid::Rank(size_t most) const {
     }
     variants.clear();
     for (const int v : choices_.virtual_stages) {
-      if (colocated_ && !Given("v") && (int64_t{v} * shape.pools.p_a > layers_ || (shape.pools.p_a == 1 && v > 1))) break;
+      if (colocated_ && !Given("v") && (int64_t{v} * shape.pools.p_a > layers_ || (shape.pools.p_a == 1 && v > 1)))
+        break;
       Variants(shape.pools, v, false, &variants);
       if (!colocated_) break;
     }

@@ -18,17 +18,17 @@ struct Candidate {
   int64_t micro_batches = 1;  // of a replica
   int round = 0, slope = 2;
   int parts = 0;
-  bool balanced = false;      // uneven routing: as many experts a worker as balance its load
-  double score = 0;           // about the nanoseconds a sequence
-  double full = 0;            // about its memory over the limit
+  bool balanced = false;  // uneven routing: as many experts a worker as balance its load
+  double score = 0;       // about the nanoseconds a sequence
+  double full = 0;        // about its memory over the limit
   friend bool operator==(const Candidate& a, const Candidate& b);
 };
 
 struct GridRequest {
-  Job base;                       // model, hardware, schedule and settings; what is in `fixed` stays
+  Job base;  // model, hardware, schedule and settings; what is in `fixed` stays
   Fixed fixed;
   int64_t batch_least = 0, batch_most = 0;  // sequences a step: any between
-  bool any_memory = false;        // whether it fits does not matter
+  bool any_memory = false;                  // whether it fits does not matter
   int64_t batch_wanted() const { return base.global_batch; }
 };
 
@@ -39,9 +39,9 @@ class Grid {
   explicit Grid(const GridRequest& request);
 
   struct Ranked {
-    std::vector<Candidate> fitting;  // or nearly; by score; at most `most` shapes, a few of each
-    std::vector<Candidate> smallest; // by memory: those that come nearest to fitting
-    int64_t considered = 0;          // shapes looked at
+    std::vector<Candidate> fitting;   // or nearly; by score; at most `most` shapes, a few of each
+    std::vector<Candidate> smallest;  // by memory: those that come nearest to fitting
+    int64_t considered = 0;           // shapes looked at
   };
   Ranked Rank(size_t most) const;
   // One step away in one decision, or in two that trade GPUs: what fits and what does not.

@@ -24,11 +24,14 @@ std::vector<Candidate> Grid::Neighbours(const Candidate& from) const {
   const auto most_m = [&](Pools y) { return static_cast<int>(MostM(y)); };
   const auto most_n = [&](Pools y) { return static_cast<int>(MostN(y)); };
   if (colocated_) {
-    for (int value : steps(x.m)) if (m_free) add([&](Candidate& c) { c.pools.m = value; });
+    for (int value : steps(x.m))
+      if (m_free) add([&](Candidate& c) { c.pools.m = value; });
     for (int value : steps(x.p_a)) {
       if (!p_a_free || value < 1) continue;
       add([&](Candidate& c) { c.pools.p_a = value; });
-      add([&](Candidate& c) { c.pools.p_a = value, c.virtual_stages = std::max(1, from.virtual_stages * x.p_a / value); });
+      add([&](Candidate& c) {
+        c.pools.p_a = value, c.virtual_stages = std::max(1, from.virtual_stages * x.p_a / value);
+      });
       add([&](Candidate& c) { c.pools.p_a = value, c.pools.m = std::max(1, x.p_a * x.m / std::max(1, value)); });
     }
     if (choices_.virtual_stages.size() > 1 && x.p_a > 1) {
@@ -69,13 +72,15 @@ std::vector<Candidate> Grid::Neighbours(const Candidate& from) const {
     if (choices_.mixed.size() > 1) {
       add([&](Candidate& c) {
         c.pools.mixed = !x.mixed;
-        c.pools.node_nics_a = x.mixed || nics < 2 ? 0 : std::clamp(nics * x.p_a * x.m / (x.p_a * x.m + x.p_f * x.n), 1, nics - 1);
+        c.pools.node_nics_a =
+            x.mixed || nics < 2 ? 0 : std::clamp(nics * x.p_a * x.m / (x.p_a * x.m + x.p_f * x.n), 1, nics - 1);
         c.pools.node_nics_f = x.mixed || nics < 2 ? 0 : nics - c.pools.node_nics_a;
       });
     }
     for (int step : {-1, 1}) {
       const int a = x.node_nics_a + step;
-      if (x.mixed && a >= 1 && a < nics) add([&](Candidate& c) { c.pools.node_nics_a = a, c.pools.node_nics_f = nics - a; });
+      if (x.mixed && a >= 1 && a < nics)
+        add([&](Candidate& c) { c.pools.node_nics_a = a, c.pools.node_nics_f = nics - a; });
     }
     std::vector<Candidate> rounds;
     Rounds(from, true, &rounds);
@@ -83,8 +88,10 @@ std::vector<Candidate> Grid::Neighbours(const Candidate& from) const {
       if (r.round <= 4 * std::max(1, from.round)) add([&](Candidate& c) { c = r; });
     }
   }
-  if (request_.base.uneven() && request_.base.expert_counts.empty()) add([](Candidate& c) { c.balanced = !c.balanced; });
-  for (int value : steps(x.sequences)) if (!Given("b")) add([&](Candidate& c) { c.pools.sequences = value; });
+  if (request_.base.uneven() && request_.base.expert_counts.empty())
+    add([](Candidate& c) { c.balanced = !c.balanced; });
+  for (int value : steps(x.sequences))
+    if (!Given("b")) add([&](Candidate& c) { c.pools.sequences = value; });
   for (int64_t value : MicroBatches(x, colocated_ ? x.p_a : 2 * std::max(x.p_a, x.p_f), false)) {
     add([&](Candidate& c) { c.micro_batches = value; });
   }

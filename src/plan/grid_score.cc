@@ -27,7 +27,8 @@ double Grid::ExchangeNs(const Pools& x) const {
   const ClusterSpec& c = request_.base.cluster;
   const EfficiencySpec& e = c.efficiency;
   const double node = std::min<double>(x.m, c.gpus_per_node);
-  const double nics = request_.base.nics_a > 0 ? request_.base.nics_a : static_cast<double>(c.nics_per_node) / c.gpus_per_node;
+  const double nics =
+      request_.base.nics_a > 0 ? request_.base.nics_a : static_cast<double>(c.nics_per_node) / c.gpus_per_node;
   const double nic = model_.RowNs(false) * e.m2n / (e.all_to_all * nics);
   const double nvlink = model_.RowNs(false) * e.m2n * c.nic_gbytes_s / (c.nvlink_gbytes_s * e.nvlink);
   const double rows = static_cast<double>(request_.base.seq_length) * layers_ / x.p_a * model_.Rows(x.m) /
@@ -48,11 +49,13 @@ double Grid::EndNs(const Pools& x) const {
   };
   const double workers = static_cast<double>(x.p_a * x.m + (colocated_ ? 0 : x.p_f * x.n));
   const double of_node = std::max(1.0, c.gpus_per_node / workers);
-  const double shared = static_cast<double>(m.AttentionParams(layers_ - 1)) * std::ceil(layers_ / static_cast<double>(x.p_a)) +
-                        static_cast<double>(m.EmbeddingParams());
+  const double shared =
+      static_cast<double>(m.AttentionParams(layers_ - 1)) * std::ceil(layers_ / static_cast<double>(x.p_a)) +
+      static_cast<double>(m.EmbeddingParams());
   const double experts = static_cast<double>(m.ExpertParams()) * std::ceil(m.num_experts / static_cast<double>(x.n)) *
                          std::ceil(layers_ / static_cast<double>(x.p_f));
-  const double attention_ns = sum(shared, static_cast<double>(x.m) * x.replicas, std::min<double>(x.m, c.gpus_per_node) * of_node);
+  const double attention_ns =
+      sum(shared, static_cast<double>(x.m) * x.replicas, std::min<double>(x.m, c.gpus_per_node) * of_node);
   const double experts_ns = sum(experts, x.replicas, of_node);
   return colocated_ ? attention_ns + experts_ns : std::max(attention_ns, experts_ns);
 }
@@ -84,7 +87,7 @@ void Grid::Score(Candidate* c) const {
     const int p = std::max(x.p_a, x.p_f);
     const int chunks = (layers_ + p - 1) / p;
     ns = t.worst() * (1 + (2 * p - 1) / (static_cast<double>(c->micro_batches) * chunks));
-        if (x.p_a != x.p_f) ns *= kUnequal;
+    if (x.p_a != x.p_f) ns *= kUnequal;
     const int64_t round = c->round > 0 ? c->round : c->micro_batches;
     ns *= std::max(1.0, 2.0 * p / static_cast<double>(round) * (base.schedule == "hetermoe" ? 0 : 1));
     // schedule.md section 2: transfers as long as computations want rounds of two rings; one ring costs 16 %.
@@ -98,7 +101,8 @@ void Grid::Score(Candidate* c) const {
     held_a = std::min(held_a, all_a), held_f = std::min(held_f, all_f);
   }
   // Logits, and the head's activations until its backward.
-  const double logits = (HeadWorkspaceBytes(base) + HeadActivationBytes(base)) * static_cast<double>(base.seq_length) * x.sequences;
+  const double logits =
+      (HeadWorkspaceBytes(base) + HeadActivationBytes(base)) * static_cast<double>(base.seq_length) * x.sequences;
   if (colocated_) {
     // The first group holds most activations, the last has the head.
     const auto bytes = [&](double held) {

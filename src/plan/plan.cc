@@ -132,8 +132,8 @@ void AddRejected(Plan* plan) {
     if (Speed(f.e) > Speed(best) && (!over || Speed(f.e) > Speed(*over))) over = &f.e;
   }
   if (over) add(*over);
-  for (size_t i = 0; i < plan->rows.size(); ++i) {
-    if (static_cast<int>(i) != plan->chosen && plan->rows[i].best()) add(*plan->rows[i].best());
+  for (const int i : BestRows(*plan)) {
+    if (i != plan->chosen && plan->rows[i].best()) add(*plan->rows[i].best());
   }
   std::stable_sort(plan->rejected.begin(), plan->rejected.end(),
                    [](const Rejected& a, const Rejected& b) { return a.slower < b.slower; });
@@ -150,6 +150,22 @@ int64_t GpusOf(const PlanRequest& request) {
 bool Trains(const std::string& schedule) {
   static const std::set<std::string> names{"af-pipe", "af-pipe-zb", "megatron-1f1b", "megatron-overlap", "dualpipe-v"};
   return names.contains(schedule);
+}
+
+std::vector<int> BestRows(const Plan& plan) {
+  std::vector<int> out;
+  std::map<std::string, size_t> at;
+  for (size_t i = 0; i < plan.rows.size(); ++i) {
+    const auto [entry, is_new] = at.try_emplace(plan.rows[i].schedule, out.size());
+    if (is_new) {
+      out.push_back(static_cast<int>(i));
+      continue;
+    }
+    int& best = out[entry->second];
+    const Evaluation* e = plan.rows[i].best();
+    if (e && (!plan.rows[best].best() || Better(*e, *plan.rows[best].best()))) best = static_cast<int>(i);
+  }
+  return out;
 }
 
 std::string WhatBinds(const Evaluation& e) {
@@ -193,7 +209,8 @@ std::string Difference(const Evaluation& from, const Evaluation& to) {
   number("q", from.round, to.round);
   if (a.micro_batches() != b.micro_batches()) number("M", a.micro_batches(), b.micro_batches());
   if (a.head_on_attention != b.head_on_attention) parts.push_back(b.head_on_attention ? "head on A" : "head on F");
-  if (a.mixed_nodes != b.mixed_nodes) parts.push_back(b.mixed_nodes ? "pools mixed on the nodes" : "pools on nodes of their own");
+  if (a.mixed_nodes != b.mixed_nodes)
+    parts.push_back(b.mixed_nodes ? "pools mixed on the nodes" : "pools on nodes of their own");
   if (a.recompute != b.recompute) parts.push_back(b.recompute ? "with recomputation" : "without recomputation");
   if (a.mixed_nodes && b.mixed_nodes && a.nics_a != b.nics_a) {
     parts.push_back(Format("%.2f NICs an A worker for %.2f", b.nics_a, a.nics_a));
@@ -207,18 +224,21 @@ std::string Verdict(const Plan& plan) {
   const auto row = [&](int i) { return plan.rows[i].schedule; };
   if (plan.chosen < 0) return "Nothing fits.";
   if (plan.best_split < 0) {
-    return plan.best_colocated < 0 ? "Nothing fits." : "No split fits the memory: the plan is colocated, " + row(plan.best_colocated) + ".";
+    return plan.best_colocated < 0
+               ? "Nothing fits."
+               : "No split fits the memory: the plan is colocated, " + row(plan.best_colocated) + ".";
   }
   const Evaluation& split = *plan.rows[plan.best_split].best();
   if (plan.best_colocated < 0) return "Splitting is the only way that fits the memory: " + row(plan.best_split) + ".";
   const Evaluation& colocated = *plan.rows[plan.best_colocated].best();
   const double gain = Speed(split) / Speed(colocated);
   const auto shares = [](const Evaluation& e) {
-    return Format("waits for messages %.0f %%, bubbles %.0f %%, limit %s", 100 * e.exposed, 100 * e.bubble, e.sim.limit.c_str());
+    return Format("waits for messages %.0f %%, bubbles %.0f %%, limit %s", 100 * e.exposed, 100 * e.bubble,
+                  e.sim.limit.c_str());
   };
   if (gain > 1) {
-    return Format("Splitting pays: %s is %.2f x as fast as the best colocated schedule, %s.\n", row(plan.best_split).c_str(),
-                  gain, row(plan.best_colocated).c_str()) +
+    return Format("Splitting pays: %s is %.2f x as fast as the best colocated schedule, %s.\n",
+                  row(plan.best_split).c_str(), gain, row(plan.best_colocated).c_str()) +
            "  split: " + shares(split) + "\n  colocated: " + shares(colocated);
   }
   return Format("Splitting does not pay here: the best split, %s, reaches %.2f of the best colocated schedule, %s.\n",
@@ -303,7 +323,8 @@ Plan MakePlan(const PlanRequest& request, const SearchControl& control) {
   for (size_t i = 0; i < plan.rows.size(); ++i) {
     for (const PlanRow& other : plan.rows) {
       if (other.base.colocated() != plan.rows[i].base.colocated() || other.hardware != plan.rows[i].hardware) continue;
-      if (other.schedule != plan.rows[i].schedule && other.best()) seeds[i].push_back(other.search.fitting[0].candidate);
+      if (other.schedule != plan.rows[i].schedule && other.best())
+        seeds[i].push_back(other.search.fitting[0].candidate);
     }
   }
   ParallelFor(plan.rows.size(), outer, [&](size_t i) {

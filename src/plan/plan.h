@@ -1,5 +1,5 @@
-// From a model and a cluster to a plan that can be run: the best layout of each schedule, which one is best of all, what
-// keeps the others back, and what a change of the cluster or the job would change.
+// From a model and a cluster to a plan that can be run: the best layout of each schedule, which one is best of all,
+// what keeps the others back, and what a change of the cluster or the job would change.
 #pragma once
 
 #include <cstdint>
@@ -22,16 +22,16 @@ struct PlanRequest {
   // "key=value" for every schedule that has such a setting, or "SCHEDULE:key=value".
   std::vector<std::string> settings;
   std::vector<std::vector<double>> expert_loads;
-  bool changes = true;                 // what-ifs
-  int64_t effort = 700'000;          // of each schedule's search (search.h)
+  bool changes = true;       // what-ifs
+  int64_t effort = 700'000;  // of each schedule's search (search.h)
 };
 
 // A schedule on some arrangement of the hardware.
 struct PlanRow {
   std::string schedule;
-  std::string hardware;       // "", or "A on h800x64, F on h100x64"
+  std::string hardware;  // "", or "A on h800x64, F on h100x64"
   Job base;
-  bool trains = false;        // the runtime executes it
+  bool trains = false;  // the runtime executes it
   ScheduleSearch search;
   const Evaluation* best() const { return search.best(); }
 };
@@ -39,16 +39,16 @@ struct PlanRow {
 // A layout that was not taken.
 struct Rejected {
   Evaluation e;
-  std::string differs;        // from the plan: "p 2 for 1, 12 A + 4 F for 8 A + 8 F"
-  std::string binds;          // "NIC send of A1, busy 93 % of the step"
-  double slower = 0;          // 1.08: its step for as many tokens; below 1 for one that does not fit
+  std::string differs;  // from the plan: "p 2 for 1, 12 A + 4 F for 8 A + 8 F"
+  std::string binds;    // "NIC send of A1, busy 93 % of the step"
+  double slower = 0;    // 1.08: its step for as many tokens; below 1 for one that does not fit
 };
 
 // The job or the cluster, changed.
 struct Change {
-  std::string what;           // "one NIC more in each node"
-  bool same_fits = false;     // the plan as it is
-  double same_ratio = 0;      // its tokens a second against today's
+  std::string what;        // "one NIC more in each node"
+  bool same_fits = false;  // the plan as it is
+  double same_ratio = 0;   // its tokens a second against today's
   // Of the layouts looked at: the best then. best_layout is empty where that is the plan.
   std::string best_schedule, best_layout;
   double best_ratio = 0;
@@ -58,7 +58,7 @@ struct Change {
 struct Relief {
   std::string what;
   bool fits = false;
-  std::string layout;         // that fits, or that needs least
+  std::string layout;  // that fits, or that needs least
   double tokens_per_gpu = 0;
   double peak_gb = 0, limit_gb = 0;
 };
@@ -77,6 +77,8 @@ struct Plan {
 // Throws Error for a request that cannot be: an unknown schedule, a setting that none of the schedules has.
 Plan MakePlan(const PlanRequest& request, const SearchControl& control);
 
+// Of each schedule the row of its best arrangement, in order.
+std::vector<int> BestRows(const Plan& plan);
 // What keeps a simulated step from being shorter, or what does not fit.
 std::string WhatBinds(const Evaluation& e);
 // How a layout differs from another, in words.

@@ -59,7 +59,8 @@ std::vector<WhatIf> WhatIfs(const Job& plan) {
                  }});
   out.push_back({"sequences twice as long, half as many", [](Job j) {
                    j.seq_length *= 2;
-                   if (j.micro_batches() % 2 == 0 && (j.round == 0 || j.micro_batches() / 2 % j.round == 0)) j.global_batch /= 2;
+                   if (j.micro_batches() % 2 == 0 && (j.round == 0 || j.micro_batches() / 2 % j.round == 0))
+                     j.global_batch /= 2;
                    return std::vector<Job>{j};
                  }});
   if (!plan.uneven() && plan.model.num_experts > 1) {
@@ -84,7 +85,8 @@ Timed TimeOf(const std::vector<Job>& jobs, const Job* layout) {
   for (const Job& job : jobs) {
     try {
       const StepEstimate e = EstimateStep(job);
-      const double speed = static_cast<double>(job.global_batch) * static_cast<double>(job.seq_length) / (e.step_ns * 1e-9);
+      const double speed =
+          static_cast<double>(job.global_batch) * static_cast<double>(job.seq_length) / (e.step_ns * 1e-9);
       if (e.fits() > out.fits || (e.fits() == out.fits && speed > out.speed)) out.speed = speed, out.fits = e.fits();
     } catch (const Error&) {  // cannot be
     }
@@ -93,8 +95,8 @@ Timed TimeOf(const std::vector<Job>& jobs, const Job* layout) {
 }
 
 // The best of a schedule that nearly fits, with less work.
-ScheduleSearch Again(const PlanRow& row, const Fixed& fixed, const Job& base, double batch_scale, const PlanRequest& request,
-                     const SearchControl& control) {
+ScheduleSearch Again(const PlanRow& row, const Fixed& fixed, const Job& base, double batch_scale,
+                     const PlanRequest& request, const SearchControl& control) {
   const auto scaled = [&](int64_t batch) {
     return std::max<int64_t>(1, static_cast<int64_t>(std::llround(static_cast<double>(batch) * batch_scale)));
   };
@@ -119,13 +121,15 @@ std::string LayoutText(const Job& job) {
 void AddChanges(const SearchControl& control, Plan* plan) {
   std::vector<const Job*> layouts{&plan->best()->job};
   for (const PlanRow& row : plan->rows) {
-    for (size_t i = 0; i < std::min(kOfRow, row.search.fitting.size()); ++i) layouts.push_back(&row.search.fitting[i].e.job);
+    for (size_t i = 0; i < std::min(kOfRow, row.search.fitting.size()); ++i)
+      layouts.push_back(&row.search.fitting[i].e.job);
   }
   const Timed today = TimeOf({*layouts[0]}, layouts[0]);
   for (const WhatIf& what : WhatIfs(*layouts[0])) {
     if (control.stopped()) return;
     std::vector<Timed> times(layouts.size());
-    ParallelFor(layouts.size(), control.threads, [&](size_t i) { times[i] = TimeOf(what.jobs(*layouts[i]), layouts[i]); });
+    ParallelFor(layouts.size(), control.threads,
+                [&](size_t i) { times[i] = TimeOf(what.jobs(*layouts[i]), layouts[i]); });
     Change change;
     change.what = what.what;
     change.same_fits = times[0].fits;
@@ -172,7 +176,8 @@ void AddReliefs(const PlanRequest& request, const SearchControl& control, const 
       plan->counts += found.counts;
       const Evaluation* e = found.best() ? found.best() : found.nearest();
       if (!e) continue;
-      const bool better = relief.layout.empty() || (e->fits && (!relief.fits || e->tokens_per_gpu > relief.tokens_per_gpu)) ||
+      const bool better = relief.layout.empty() ||
+                          (e->fits && (!relief.fits || e->tokens_per_gpu > relief.tokens_per_gpu)) ||
                           (!relief.fits && !e->fits && static_cast<double>(e->peak_bytes) * 1e-9 < relief.peak_gb);
       if (!better) continue;
       relief.fits = e->fits;
@@ -203,7 +208,8 @@ void AddReliefs(const PlanRequest& request, const SearchControl& control, const 
     const auto more = [times](Job* j) {
       for (ClusterSpec* c : MachinesOf(j)) c->gpus *= times;
     };
-    if (try_one(Format("%lld GPUs for %lld", static_cast<long long>(times) * GpusOf(request), static_cast<long long>(GpusOf(request))),
+    if (try_one(Format("%lld GPUs for %lld", static_cast<long long>(times) * GpusOf(request),
+                       static_cast<long long>(GpusOf(request))),
                 times, more)) {
       fits = times;
     } else {

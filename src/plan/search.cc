@@ -13,13 +13,13 @@ namespace disagmoe {
 namespace {
 
 constexpr size_t kEverything = 20'000;
-constexpr size_t kBatch = 8;          // looked at together, whatever the number of threads
-constexpr size_t kSimulated = 6;      // of the estimated ones
-constexpr int kRounds = 8;            // of simulations, before the climbs
-constexpr size_t kKept = 24;          // whole simulations that are kept
-constexpr int kMostSteps = 40;        // of a climb
-constexpr double kHopeless = 1.3;     // memory by the sizing program, of the limit
-constexpr int kStarts = 3;            // of climbs, from different numbers of groups
+constexpr size_t kBatch = 8;       // looked at together, whatever the number of threads
+constexpr size_t kSimulated = 6;   // of the estimated ones
+constexpr int kRounds = 8;         // of simulations, before the climbs
+constexpr size_t kKept = 24;       // whole simulations that are kept
+constexpr int kMostSteps = 40;     // of a climb
+constexpr double kHopeless = 1.3;  // memory by the sizing program, of the limit
+constexpr int kStarts = 3;         // of climbs, from different numbers of groups
 
 struct Tried {
   Candidate candidate;
@@ -120,7 +120,8 @@ void Search::Keep(Found found) {
     insert(&out_.fitting, std::move(found),
            [](const Found& a, const Found& b) { return a.per_sequence() < b.per_sequence(); });
   } else {
-    insert(&out_.over, std::move(found), [](const Found& a, const Found& b) { return a.e.peak_bytes < b.e.peak_bytes; });
+    insert(&out_.over, std::move(found),
+           [](const Found& a, const Found& b) { return a.e.peak_bytes < b.e.peak_bytes; });
   }
 }
 
@@ -153,7 +154,8 @@ void Search::SimulateBest() {
   for (int round = 0; round < kRounds; ++round) {
     std::vector<const Tried*> order;
     for (const Tried& t : tried_) {
-      if (t.valid && std::find(simulated_.begin(), simulated_.end(), t.candidate) == simulated_.end()) order.push_back(&t);
+      if (t.valid && std::find(simulated_.begin(), simulated_.end(), t.candidate) == simulated_.end())
+        order.push_back(&t);
     }
     std::stable_sort(order.begin(), order.end(),
                      [](const Tried* a, const Tried* b) { return a->per_sequence < b->per_sequence; });
@@ -221,7 +223,8 @@ std::optional<Found> Search::BestSince(size_t first, double than) {
   for (size_t i = first; i < tried_.size(); ++i) {
     if (tried_[i].valid && tried_[i].per_sequence < 1.01e9 * than) order.push_back(&tried_[i]);
   }
-  std::stable_sort(order.begin(), order.end(), [](const Tried* a, const Tried* b) { return a->per_sequence < b->per_sequence; });
+  std::stable_sort(order.begin(), order.end(),
+                   [](const Tried* a, const Tried* b) { return a->per_sequence < b->per_sequence; });
   std::vector<Candidate> batch;
   for (const Tried* t : order) {
     if (batch.size() < kSimulated && (t->estimate.full <= 1.02 || any_memory_)) batch.push_back(t->candidate);
@@ -247,7 +250,8 @@ void Search::Smallest(const std::vector<Candidate>& smallest) {
   for (const Tried& t : tried_) {
     if (t.valid) order.push_back(&t);
   }
-  std::stable_sort(order.begin(), order.end(), [](const Tried* a, const Tried* b) { return a->estimate.full < b->estimate.full; });
+  std::stable_sort(order.begin(), order.end(),
+                   [](const Tried* a, const Tried* b) { return a->estimate.full < b->estimate.full; });
   for (size_t i = 0; i < order.size() && i < 2; ++i) {
     try {
       Keep({order[i]->candidate, EvaluateRounds(grid_.JobOf(order[i]->candidate))});
@@ -296,7 +300,8 @@ bool Search::Rows(const std::vector<Candidate>& order, size_t seeds, int64_t eff
   return best_ < std::numeric_limits<double>::max();
 }
 
-ScheduleSearch Search::Run(const std::vector<Candidate>& seeds, const std::string& schedule, const Grid::Ranked* given) {
+ScheduleSearch Search::Run(const std::vector<Candidate>& seeds, const std::string& schedule,
+                           const Grid::Ranked* given) {
   out_.schedule = schedule;
   if (control_.exhaust && Everything(seeds)) return std::move(out_);
   const Grid::Ranked ranked = given ? *given : grid_.Rank(kShapes);
@@ -305,8 +310,8 @@ ScheduleSearch Search::Run(const std::vector<Candidate>& seeds, const std::strin
   for (const Candidate& c : ranked.fitting) {
     if (std::find(seeds.begin(), seeds.end(), c) == seeds.end()) order.push_back(c);
   }
-  // Half of the effort for what is ranked, the rest for what is around the best of it. Where nothing fits for long, what
-  // needs least memory comes first.
+  // Half of the effort for what is ranked, the rest for what is around the best of it. Where nothing fits for long,
+  // what needs least memory comes first.
   if (!Rows(order, seeds.size(), control_.effort / 4) && !any_memory_) Rows(ranked.smallest, 0, control_.effort / 2);
   Rows(order, seeds.size(), control_.effort / 2);
   SimulateBest();

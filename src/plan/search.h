@@ -48,7 +48,7 @@ struct ScheduleSearch {
   std::vector<Found> fitting;  // simulated, the best first; other shapes follow
   std::vector<Found> over;     // simulated, faster than the best or, if nothing fits, the smallest first
   bool stopped = false;
-  bool complete = false;       // nothing was left out
+  bool complete = false;              // nothing was left out
   std::optional<ErrorParts> mistake;  // if none can be: why not, of one of them
   const Evaluation* best() const { return fitting.empty() ? nullptr : &fitting.front().e; }
   const Evaluation* nearest() const { return over.empty() ? nullptr : &over.front().e; }
