@@ -1,5 +1,5 @@
 # Targets for the large libraries that come as wheels (or from a folder that the user names):
-# disagmoe_torch, disagmoe_ucx. See docs/decisions/0001-dependencies.md.
+# disagmoe_torch, disagmoe_ucx, disagmoe_highs. See docs/decisions/0001-dependencies.md.
 file(GLOB DISAGMOE_SITE "${DISAGMOE_VENV}/lib/python3*/site-packages")
 
 set(ucx "${DISAGMOE_UCX}")
@@ -18,6 +18,27 @@ if(UCX_INCLUDE AND UCX_UCP AND UCX_UCS)
   message(STATUS "UCX: ${UCX_UCP}")
 else()
   message(STATUS "UCX: not found; the ucx transport is left out (./run installs the wheel)")
+endif()
+
+set(highs "${DISAGMOE_HIGHS}")
+if(NOT highs AND EXISTS "${DISAGMOE_SITE}/highsbox/highs_dist")
+  set(highs "${DISAGMOE_SITE}/highsbox/highs_dist")
+endif()
+if(highs)  # only a named one, not what the system may have: it decides how plans are made
+  find_path(HIGHS_INCLUDE interfaces/highs_c_api.h HINTS "${highs}/include/highs" NO_CACHE NO_DEFAULT_PATH)
+  find_library(HIGHS_LIBRARY highs HINTS "${highs}/lib" "${highs}/lib64" PATH_SUFFIXES ${CMAKE_LIBRARY_ARCHITECTURE}
+    NO_CACHE NO_DEFAULT_PATH)
+  if(NOT HIGHS_INCLUDE OR NOT HIGHS_LIBRARY)
+    message(FATAL_ERROR "HiGHS not found in '${highs}' (include/highs/interfaces/highs_c_api.h, lib/libhighs.so)")
+  endif()
+  # Not linked: opened when it is needed (plan/sizing_program.h). C interface only: its C++ strings are of the old ABI.
+  add_library(disagmoe_highs INTERFACE)
+  target_include_directories(disagmoe_highs SYSTEM INTERFACE "${HIGHS_INCLUDE}")
+  target_compile_definitions(disagmoe_highs INTERFACE "DISAGMOE_HIGHS_LIBRARY=\"${HIGHS_LIBRARY}\"")
+  target_link_libraries(disagmoe_highs INTERFACE ${CMAKE_DL_LIBS})
+  message(STATUS "HiGHS: ${HIGHS_LIBRARY}")
+else()
+  message(STATUS "HiGHS: not found; the sizing program is solved by enumeration (./run installs the wheel)")
 endif()
 
 if(DISAGMOE_FULL)

@@ -31,6 +31,7 @@ LIBRARIES = {
     "openssl/": ["transport", "io"],
     "toml++/": ["spec"],
     "CLI/": ["cli"],
+    "interfaces/highs": ["plan"],
     "zlib.h": ["io"],
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')

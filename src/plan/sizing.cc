@@ -38,8 +38,6 @@ double ByteNs(const ClusterSpec& c, double far, double nics) {
                   (1 - far) / (c.nvlink_gbytes_s * c.efficiency.nvlink));
 }
 
-double EqualNics(const ClusterSpec& c) { return static_cast<double>(c.nics_per_node) / c.gpus_per_node; }
-
 // Adds an item unless another is at least as large in all; drops those that it makes superfluous.
 template <typename T, typename NoLess>
 void AddLargest(std::vector<T>* all, const T& x, const NoLess& no_less) {
@@ -292,12 +290,12 @@ int64_t SizingModel::NodesOf(const Pools& x) const {
   return (int64_t{x.p_a} * x.m + int64_t{x.p_f} * x.n + node - 1) / node;
 }
 
-SizingModel::Far SizingModel::MixedFar(int p_a, int p_f, int64_t nodes) const {
+SizingModel::Each SizingModel::MixedFar(int p_a, int p_f, int64_t nodes) const {
   if (nodes <= 1) return {0, 0};
   if (std::max(p_a, p_f) > seen_->groups || nodes > Seen::kNodes) return FindMixedFar(p_a, p_f, nodes);
   const int64_t groups = int64_t{p_a - 1} * seen_->groups + p_f - 1;
   std::atomic<double>* at = &seen_->shares[static_cast<size_t>(2 * (groups * Seen::kNodes + nodes - 1))];
-  Far far{at[0].load(std::memory_order_relaxed), at[1].load(std::memory_order_relaxed)};
+  Each far{at[0].load(std::memory_order_relaxed), at[1].load(std::memory_order_relaxed)};
   if (far.attention == Seen::kUnknown || far.ffn == Seen::kUnknown) {
     far = FindMixedFar(p_a, p_f, nodes);
     at[0].store(far.attention, std::memory_order_relaxed);
@@ -306,7 +304,7 @@ SizingModel::Far SizingModel::MixedFar(int p_a, int p_f, int64_t nodes) const {
   return far;
 }
 
-SizingModel::Far SizingModel::FindMixedFar(int p_a, int p_f, int64_t nodes) const {
+SizingModel::Each SizingModel::FindMixedFar(int p_a, int p_f, int64_t nodes) const {
   // Of p groups of a pool, group g is on the line of nodes from g * nodes / p to (g + 1) * nodes / p. What of group h
   // of the other pool is on the node of a worker of g is least on the first or the last of g's nodes.
   const auto near = [nodes](int64_t p, int64_t g, int64_t p_other, int64_t h) {
@@ -328,32 +326,26 @@ SizingModel::Far SizingModel::FindMixedFar(int p_a, int p_f, int64_t nodes) cons
   return {1 - a / (2 * count), 1 - f / (2 * count)};
 }
 
-SizingModel::ByteNs SizingModel::ByteNsOf(const Pools& x) const {
-  const ClusterSpec& a = attention_cluster();
-  const ClusterSpec& f = ffn_cluster();
-  Far far;
-  double nics_a = EqualNics(a), nics_f = EqualNics(f);
-  const int64_t nodes = NodesOf(x);
-  if (own_clusters()) {
-    far = {1, 1};
-  } else if (nodes == 1) {
-    far = {0, 0};
-  } else if (x.mixed) {
-    far = MixedFar(x.p_a, x.p_f, nodes);
-    const auto share = [&](int of_node, double workers, double equal) {
-      return of_node > 0 ? of_node / std::max(1.0, workers / static_cast<double>(nodes)) : equal;
-    };
-    nics_a = share(x.node_nics_a, static_cast<double>(x.p_a) * x.m, nics_a);
-    nics_f = share(x.node_nics_f, static_cast<double>(x.p_f) * x.n, nics_f);
-  }
-  if (base_.nics_a > 0) nics_a = base_.nics_a;
-  if (base_.nics_f > 0) nics_f = base_.nics_f;
-  return {disagmoe::ByteNs(a, far.attention, nics_a), disagmoe::ByteNs(f, far.ffn, nics_f)};
+SizingModel::Each SizingModel::NicsOf(const Pools& x, int64_t nodes) const {
+  const auto nics = [&](double given, int of_node, double workers, const ClusterSpec& c) {
+    if (given > 0) return given;
+    if (!x.mixed || of_node == 0) return static_cast<double>(c.nics_per_node) / c.gpus_per_node;
+    return of_node / std::max(1.0, workers / static_cast<double>(nodes));
+  };
+  return {nics(base_.nics_a, x.node_nics_a, static_cast<double>(x.p_a) * x.m, attention_cluster()),
+          nics(base_.nics_f, x.node_nics_f, static_cast<double>(x.p_f) * x.n, ffn_cluster())};
+}
+
+SizingModel::Each SizingModel::ByteNsOf(const Pools& x, int64_t nodes) const {
+  Each far{1, 1};
+  if (!own_clusters() && (nodes == 1 || x.mixed)) far = MixedFar(x.p_a, x.p_f, nodes);
+  const Each nics = NicsOf(x, nodes);
+  return {ByteNs(attention_cluster(), far.attention, nics.attention), ByteNs(ffn_cluster(), far.ffn, nics.ffn)};
 }
 
 SizingTimes SizingModel::Times(const Pools& x) const {
   SizingTimes t;
-  const ByteNs byte = ByteNsOf(x);
+  const Each byte = ByteNsOf(x);
   const double rows = rows_[x.n];
   double bytes = 0;
   for (const AttentionGroup& g : attention_groups_[x.p_a][x.head_on_attention]) {
@@ -392,7 +384,7 @@ double SizingModel::FfnBytes(const Pools& x, double held) const {
   const double token = visits_[x.n] * row_kept_[x.recompute] +
                        share_[x.n] * (static_cast<double>(m.experts_per_token) * pair_kept_[x.recompute] +
                                       common_kept_[x.recompute]);
-  return most + base_.reserved_gb * 1e9 + held * token * tokens_ * x.m * x.sequences;
+  return most + base_.reserved_gb * 1e9 + held * token * tokens_ * static_cast<double>(int64_t{x.m} * x.sequences);
 }
 
 }  // namespace disagmoe

@@ -73,17 +73,18 @@ class SizingModel {
   double ExpertsNs(int p_f, int n, bool recompute) const;  // of one replica, without head, launches, loads
   double Rows(int n) const { return rows_[n]; }    // that a token sends: workers it visits, experts, or nodes
   double RowNs(bool ffn) const;                    // of one row over one NIC
-  // Nanoseconds of a byte that a worker sends to the other pool.
-  struct ByteNs {
+  struct Each {  // a worker of either pool
     double attention = 0, ffn = 0;
   };
-  ByteNs ByteNsOf(const Pools& pools) const;
+  // Nanoseconds of a byte that a worker sends to the other pool.
+  Each ByteNsOf(const Pools& pools) const { return ByteNsOf(pools, NodesOf(pools)); }
+  // As if its replicas were on so many shared nodes: attention's then does not look at n, nor the FFN's at m.
+  Each ByteNsOf(const Pools& pools, int64_t nodes) const;
+  // NICs of a worker.
+  Each NicsOf(const Pools& pools, int64_t nodes) const;
   // Shares of a worker's rows that leave its node, means over layers; of each exchange the worker counts that has most
   // (as ClusterCosts takes it). Mixed: both pools evenly over `nodes` full ones.
-  struct Far {
-    double attention = 1, ffn = 1;
-  };
-  Far MixedFar(int p_a, int p_f, int64_t nodes) const;
+  Each MixedFar(int p_a, int p_f, int64_t nodes) const;
   int64_t NodesOf(const Pools& pools) const;       // of a replica on shared nodes
 
   const Job& base() const { return base_; }
@@ -108,7 +109,7 @@ class SizingModel {
     int routed = 0, dense = 0;
     bool head = false;
   };
-  Far FindMixedFar(int p_a, int p_f, int64_t nodes) const;
+  Each FindMixedFar(int p_a, int p_f, int64_t nodes) const;
   Line AttentionLine(const AttentionGroup& g, const Pools& pools) const;
   Line FfnLine(const FfnGroup& g, const Pools& pools) const;
   double NicBytes(const AttentionGroup& g, double rows) const;

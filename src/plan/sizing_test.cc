@@ -187,7 +187,7 @@ TEST(Sizing, SharesOfMixedNodesAreThoseOfTheCosts) {
     job.mixed_nodes = true;
     job.global_batch = 8 * job.m;
     const Costed c(job);
-    const SizingModel::Far far = SizingModel(job).MixedFar(v.p_a, v.p_f, job.cluster.gpus / 4);
+    const SizingModel::Each far = SizingModel(job).MixedFar(v.p_a, v.p_f, job.cluster.gpus / 4);
     double nic[2] = {0, 0}, all[2] = {0, 0};
     for (int boundary = 0; boundary < 8; ++boundary) {
       const bool dispatch = boundary % 2 == 0;
@@ -269,7 +269,7 @@ TEST(Sizing, LinesAreTheTimes) {
                   .sequences = 1 + i % 2, .recompute = i % 8 > 3, .head_on_attention = i % 16 > 7, .mixed = i > 31,
                   .node_nics_a = i > 31, .node_nics_f = i > 31};
     const SizingTimes t = model.Times(x);
-    const SizingModel::ByteNs byte = model.ByteNsOf(x);
+    const SizingModel::Each byte = model.ByteNsOf(x);
     const auto largest = [](const SizingModel::Lines& lines, double at) {
       double out = 0;
       for (const SizingModel::Line& line : lines) out = std::max(out, line.at(at));
