@@ -12,13 +12,15 @@
 namespace disagmoe {
 
 struct TrainArguments {
-  std::string config;
+  std::string config;  // of a run, or a plan
   std::vector<std::string> overrides;
   std::vector<std::string> words;  // the whole command as given, for the worker: "train", "tiny.toml", ...
   bool json = false;
 };
 int TrainCommand(const TrainArguments& arguments);
 int ReferenceCommand(const TrainArguments& arguments);
+// Throws Error without data.path, if the pair cannot be read, or holds too little or tokens that the model has not.
+void RequireData(const RunConfig& config, const std::string& path);
 
 struct ScheduleArguments {
   std::string config;  // or a file in the text form of a schedule
@@ -44,6 +46,8 @@ struct SimulateArguments {
   bool json = false;
 };
 int SimulateCommand(const SimulateArguments& arguments);
+// model: a plan file; cluster, if there, the first of the overrides.
+int SimulatePlanCommand(const SimulateArguments& arguments, std::vector<std::string> overrides);
 
 struct PlanArguments {
   std::string model, cluster;          // "h800x64+h100x64": two kinds of machines
@@ -57,6 +61,16 @@ struct PlanArguments {
   double effort = 1;                   // times the usual number of operations simulated
   int threads = 0;                     // 0: as many as there are cores
   bool brief = false;                  // the table alone
+  // Sequences of changing length (plan/lengths.h): shares or a file; phases of a run; or packed with documents of such.
+  std::string lengths, phases;
+  bool packed = false;
+  double restart_s = -1;               // of changing the layout; below 0: the usual
+  // Real runs on this machine (plan_measure.h).
+  bool measure = false;
+  int samples = 6, radius = 1, rounds = 2;
+  int64_t seed = 1, measure_steps = 5;
+  std::string data;
+  std::vector<std::string> run;        // overrides of the runs
   bool json = false;
 };
 int PlanCommand(const PlanArguments& arguments);

@@ -126,11 +126,29 @@ Exit code 0: a plan that fits, 1: nothing fits (and what would is said).
   --brief              the table alone: no what-ifs, no roofline
   --json               for machines
 Ctrl-C ends the search with the best so far.
+
+Sequences of changing length:
+  --lengths L          shares of lengths, as 4k:0.7,32k:0.3, or a file with a length a line: each step has sequences of
+                       one length; the layout that is best in expectation, and what changing it would gain and cost
+  --phases P           4k:2000,32k:500: steps of each length, in order: which changes of the layout pay
+  --restart S          seconds that a change takes beside moving parameters and optimizer state (10)
+  --packed             sequences of --seq tokens, packed with documents of these lengths: attention stays within them
+
+Real runs on this machine (MODEL may be a run's CONFIG.toml):
+  --measure            runs the best layout of each schedule that trains, and layouts near the best, and plans the fastest
+  --samples K          so many near it (6)
+  --radius R           at most so many steps away (1)
+  --seed N             which of them (1)
+  --rounds N           runs of each, in turn (2)
+  --steps N            steps of a run that count (5)
+  --data PREFIX        of a .bin/.idx pair to train on
+  --run KEY=VALUE      of the runs' configuration, as transport.kind=inproc
 )";
 
 constexpr const char* kSimulate = R"(Simulates a training step: of a model on a cluster, with each schedule's best layout; or of a run on this machine.
 
   disagmoe simulate MODEL CLUSTER
+  disagmoe simulate PLAN.toml [key=value ...]
   disagmoe simulate CONFIG.toml --profile FILE [key=value ...]
 
   disagmoe simulate qwen3-235b-a22b h800x128 --schedule af-pipe,megatron-1f1b --seq 4k,8k,16k,32k
@@ -138,6 +156,7 @@ constexpr const char* kSimulate = R"(Simulates a training step: of a model on a 
   disagmoe simulate mixtral-8x7b h100x64 --schedule all --set dedup=node --set tutel:parts=4
   disagmoe simulate deepseek-moe h800x16+h200x8    the attention pool's machines and the FFN pool's
   disagmoe simulate my-model/config.json my-cluster.toml --schedule af-pipe --trace step.json
+  disagmoe simulate plan.toml --workers                  just what the file says, a plan (its table [plan] names the cluster)
   disagmoe simulate configs/tiny.toml --profile profile.json --against out/tiny    predicted beside measured
 
 What is not set is searched: groups, workers, virtual stages, sequences of a micro-batch, recomputation. Columns: shares of

@@ -26,7 +26,7 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
 
 // In the child of fork(), where other threads' locks may be held for ever: system calls only.
 [[noreturn]] void BecomeProgram(const char* program, char* const* argv, char* const* envp, const sigset_t& mask,
-                                pid_t parent, int report) {
+                                pid_t parent, int report, int output) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(127);  // the parent died before the line above
   struct sigaction ignore = {};
@@ -38,6 +38,10 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
   if (null >= 0) {
     dup2(null, 0);
     if (null > 0) close(null);
+  }
+  if (output >= 0) {
+    dup2(output, 1);
+    dup2(output, 2);
   }
   execve(program, argv, envp);
   int error = errno;
@@ -107,18 +111,21 @@ std::vector<std::string> EnvironmentWith(const std::vector<std::pair<std::string
 }
 
 void Children::Start(const std::string& program, const std::vector<std::string>& arguments,
-                     const std::vector<std::string>& environment) {
+                     const std::vector<std::string>& environment, const std::string& output) {
   std::vector<std::string> words = {program};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<std::string> variables = environment;
   std::vector<char*> argv = Pointers(words), envp = Pointers(variables);
+  const int file = output.empty() ? -1 : open(output.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0600);
+  if (!output.empty() && file < 0) throw Error({"cannot write", output, strerror(errno), "", ""});
   int report[2];
   if (pipe2(report, O_CLOEXEC) != 0) throw Error(std::string("cannot start a process: ") + strerror(errno));
   pid_t parent = getpid();
   pid_t pid = fork();
-  if (pid == 0) BecomeProgram(program.c_str(), argv.data(), envp.data(), mask_, parent, report[1]);
+  if (pid == 0) BecomeProgram(program.c_str(), argv.data(), envp.data(), mask_, parent, report[1], file);
   int error = pid < 0 ? errno : 0;
   close(report[1]);
+  if (file >= 0) close(file);
   // The pipe closes when the program starts.
   if (pid > 0) {
     pids_.push_back(pid);

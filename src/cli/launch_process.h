@@ -45,9 +45,10 @@ class Children {
  public:
   explicit Children(const sigset_t& mask) : mask_(mask) {}
   ~Children();
-  // Throws Error if the program cannot be started.
+  // Throws Error if the program cannot be started. output: a new file for what it writes to stdout and stderr; empty: it
+  // has ours.
   void Start(const std::string& program, const std::vector<std::string>& arguments,
-             const std::vector<std::string>& environment);
+             const std::vector<std::string>& environment, const std::string& output = "");
   // Those that have ended since the last call. Never waits.
   std::vector<ExitedChild> Reap();
   void Signal(int signal);

@@ -81,6 +81,18 @@ void AddCommands(CommandLine& line) {
   plan->add_option("--effort", line.plan.effort)->check(CLI::Range(0.01, 1e6));
   plan->add_option("--threads", line.plan.threads)->check(CLI::Range(1, 4096));
   plan->add_flag("--brief", line.plan.brief);
+  plan->add_option("--lengths", line.plan.lengths);
+  plan->add_option("--phases", line.plan.phases);
+  plan->add_flag("--packed", line.plan.packed);
+  plan->add_option("--restart", line.plan.restart_s)->check(CLI::NonNegativeNumber);
+  plan->add_flag("--measure", line.plan.measure);
+  plan->add_option("--samples", line.plan.samples)->check(CLI::Range(0, 1000));
+  plan->add_option("--radius", line.plan.radius)->check(CLI::Range(0, 5));
+  plan->add_option("--rounds", line.plan.rounds)->check(CLI::Range(1, 100));
+  plan->add_option("--seed", line.plan.seed)->check(CLI::NonNegativeNumber);
+  plan->add_option("--steps", line.plan.measure_steps)->check(CLI::Range(1, 10000));
+  plan->add_option("--data", line.plan.data);
+  plan->add_option("--run", line.plan.run);
   CLI::App* reproduce = AddCommand(line, "reproduce");
   reproduce->add_option("tables", line.reproduce.tables);
   reproduce->add_flag("--markdown", line.reproduce.markdown);
@@ -134,6 +146,11 @@ int SimulateRun(CommandLine& line) {
   return SimulateRunCommand(run);
 }
 
+// "simulate PLAN.toml [key=value ...]": the file says the cluster, and the first setting was taken for one.
+bool IsPlan(const SimulateArguments& words) {
+  return words.model.ends_with(".toml") && (words.cluster.empty() || words.cluster.find('=') != std::string::npos);
+}
+
 int Dispatch(CommandLine& line, const std::string& command) {
   auto need = [&](const std::string& value, const char* what) {
     if (value.empty()) Misuse(std::string(what) + " is missing", command, "");
@@ -163,13 +180,14 @@ int Dispatch(CommandLine& line, const std::string& command) {
     return SimulateRun(line);
   }
   if (command == "simulate") {
-    for (const std::string& word : line.simulate_run.overrides) Misuse("unexpected argument", command, word);
     for (const auto* option : {&line.simulate_run.against, &line.simulate_run.out}) {
       if (!option->empty()) Misuse("an option that needs --profile", command, *option);
     }
     need(line.simulate.model, "a model");
-    need(line.simulate.cluster, "a cluster");
     line.simulate.json = line.json;
+    if (IsPlan(line.simulate)) return SimulatePlanCommand(line.simulate, line.simulate_run.overrides);
+    for (const std::string& word : line.simulate_run.overrides) Misuse("unexpected argument", command, word);
+    need(line.simulate.cluster, "a cluster");
     return SimulateCommand(line.simulate);
   }
   if (command == "data") {

@@ -11,9 +11,12 @@
 
 #include "base/error.h"
 #include "cli/commands.h"
+#include "cli/plan_measure.h"
 #include "cli/plan_print.h"
 #include "cost/expert_load.h"
+#include "plan/lengths_plan.h"
 #include "plan/plan.h"
+#include "plan/plan_file.h"
 #include "plan/roofline.h"
 #include "plan/text.h"
 
@@ -83,8 +86,10 @@ class Progress {
                  static_cast<long long>(counts.estimated), static_cast<long long>(counts.simulated), speed,
                  terminal_ ? "" : "\n");
   }
-  ~Progress() {
+  ~Progress() { Clear(); }
+  void Clear() {
     if (shown_ && terminal_) std::fputs("\r\033[K", stderr);
+    shown_ = false;
   }
 
  private:
@@ -132,7 +137,69 @@ int64_t ParseTokens(const std::string& text, const std::string& option) {
   throw Error({"value not allowed", option, "\"" + text + "\"", "tokens, such as 4096 or 4k", ""});
 }
 
-int PlanCommand(const PlanArguments& a) {
+namespace {
+
+// The machines of a plan, as LoadClusters takes them. Such as are none of the given ones are written beside the plan.
+std::string ClusterArgument(const PlanArguments& a, const PlanRequest& request, const Job& job) {
+  const std::string& out = a.out;
+  if (request.hardware.size() == 1) return a.cluster;
+  const size_t plus = a.cluster.find('+');
+  const std::string names[2] = {a.cluster.substr(0, plus), a.cluster.substr(plus + 1)};
+  std::string text;
+  for (const ClusterSpec* c : {&job.cluster, job.ffn_cluster ? &*job.ffn_cluster : nullptr}) {
+    if (!c) continue;
+    std::string name;
+    for (size_t k = 0; k < 2; ++k) {
+      if (request.hardware[k].name == c->name) name = names[k];
+    }
+    if (name.empty()) {
+      name = out + ".cluster.toml";
+      Write(name, PrintCluster(*c));
+    }
+    text += (text.empty() ? "" : "+") + name;
+  }
+  return text;
+}
+
+void WritePlan(const PlanArguments& a, const PlanRequest& request, const Evaluation& e) {
+  Job job = e.job;
+  if (job.round == 0 && !job.colocated()) job.round = e.round;
+  const std::string made_by = "disagmoe plan " + a.model + " " + a.cluster + " --seq " +
+                              std::to_string(request.seq_length) + ": " + job.schedule + ", " + LayoutText(e);
+  Write(a.out, PlanFile(job, a.model, ClusterArgument(a, request, job), made_by));
+  if (!a.json) std::printf("\nwritten: %s\n", a.out.c_str());
+}
+
+// Sequences of changing length.
+int PlanLengths(const PlanArguments& a, const PlanRequest& request, const SearchControl& control) {
+  LengthsRequest lengths;
+  if (!a.lengths.empty()) lengths.lengths = LoadLengths(a.lengths);
+  if (!a.phases.empty()) lengths.phases = ParsePhases(a.phases);
+  if (a.restart_s >= 0) lengths.restart_seconds = a.restart_s;
+  for (const PlanRow& row : RowsOf(request)) lengths.schedules.push_back(row.grid);
+  const LengthsPlan plan = PlanForLengths(lengths, control);
+  if (a.json) {
+    std::puts(LengthsPlanJson(plan).dump(1).c_str());
+  } else {
+    std::fputs(PrintLengthsPlan(plan).c_str(), stdout);
+  }
+  const LayoutRow* best = plan.single();
+  if (best && !a.out.empty()) WritePlan(a, request, Evaluate(best->at.back().job));
+  return best ? 0 : 1;
+}
+
+SearchControl ControlOf(const PlanArguments& a) {
+  struct sigaction action = {};
+  action.sa_handler = OnInterrupt;
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  sigaction(SIGINT, &action, nullptr);
+  SearchControl control;
+  control.stop = &interrupted;
+  control.threads = a.threads > 0 ? a.threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  return control;
+}
+
+PlanRequest RequestOf(const PlanArguments& a) {
   PlanRequest request;
   request.model = LoadModelShape(a.model);
   request.hardware = LoadClusters(a.cluster);
@@ -143,37 +210,62 @@ int PlanCommand(const PlanArguments& a) {
   request.effort = static_cast<int64_t>(static_cast<double>(request.effort) * a.effort);
   ParseBatch(a.batch, &request);
   if (!a.expert_load.empty()) request.expert_loads = ReadExpertLoads(a.expert_load);
-
-  struct sigaction action = {};
-  action.sa_handler = OnInterrupt;
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
-  sigaction(SIGINT, &action, nullptr);
-  SearchControl control;
-  control.stop = &interrupted;
-  control.threads = a.threads > 0 ? a.threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  const auto start = std::chrono::steady_clock::now();
-  Plan plan;
-  {
-    Progress progress;
-    control.progress = std::ref(progress);
-    plan = MakePlan(request, control);
+  if (a.packed) {
+    if (a.lengths.empty())
+      throw Error({"lengths are missing", "--packed", "", "--lengths with those of the documents", ""});
+    request.documents = DocumentsOf(LoadLengths(a.lengths));
   }
+  return request;
+}
+
+}  // namespace
+
+int PlanCommand(const PlanArguments& a) {
+  const PlanRequest request = RequestOf(a);
+  SearchControl control = ControlOf(a);
+  Progress progress;
+  control.progress = std::ref(progress);
+  if (!a.packed && !(a.lengths.empty() && a.phases.empty())) {
+    control.effort = request.effort;
+    return PlanLengths(a, request, control);
+  }
+  const auto start = std::chrono::steady_clock::now();
+  const Plan plan = MakePlan(request, control);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  progress.Clear();
 
   const Roofline roofline = RooflineOf(request, plan);
   if (!a.svg.empty()) Write(a.svg, RooflineSvg(roofline));
+  ordered_json json;
   if (a.json) {
-    ordered_json json = PlanJson(request, plan);
+    json = PlanJson(request, plan);
     json["roofline"] = RooflineJson(roofline);
-    std::puts(json.dump(1).c_str());
   } else {
     std::fputs(PlanText(request, plan).c_str(), stdout);
     if (!a.brief) std::printf("\n%s\n%s", DrawRoofline(roofline, 96).c_str(), RooflineText(roofline).c_str());
+    std::fflush(stdout);
     std::fprintf(stderr, "%lld shapes, %lld estimated, %lld simulated, %.2f s\n",
                  static_cast<long long>(plan.counts.considered), static_cast<long long>(plan.counts.estimated),
                  static_cast<long long>(plan.counts.simulated), seconds);
   }
-  return plan.best() ? 0 : 1;
+  const Evaluation* best = plan.best();
+  std::vector<MeasuredLayout> measured;
+  if (a.measure) {
+    MeasurePlanOptions options{a.samples, a.radius, static_cast<uint64_t>(a.seed), a.rounds, a.model, a.cluster, {}};
+    options.run.steps = a.measure_steps;
+    options.run.data = a.data;
+    options.run.overrides = a.run;
+    measured = MeasurePlan(plan, options);
+    if (a.json) {
+      json["measured"] = MeasuredJson(measured);
+    } else {
+      std::fputs(MeasuredText(measured).c_str(), stdout);
+    }
+    if (!measured.empty() && measured[0].step.ok()) best = &measured[0].e;
+  }
+  if (a.json) std::puts(json.dump(1).c_str());
+  if (best && !a.out.empty()) WritePlan(a, request, *best);
+  return best ? 0 : 1;
 }
 
 }  // namespace disagmoe

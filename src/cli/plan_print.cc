@@ -43,6 +43,21 @@ std::string Row(const Plan& plan, const PlanRow& row, bool chosen) {
                 LayoutText(*e).c_str(), e->fits ? "" : "; DOES NOT FIT", row.trains ? "" : " (not trained)");
 }
 
+std::string Sizing(const Plan& plan) {
+  std::string out;
+  for (const SizingRow& row : plan.sizing) {
+    const SizingTimes& t = row.answer.times;
+    const auto share = [&](double x) { return 100 * x / t.worst(); };
+    out += Format("Sizing program%s: %s binds at %.0f tokens/s a GPU, with %s",
+                  row.hardware.empty() ? "" : (" (" + row.hardware + ")").c_str(), row.answer.binding.c_str(),
+                  row.tokens_per_gpu, row.layout.c_str());
+    out += Format("\n  of it: attention %.0f %%, FFN %.0f %%, NICs of A %.0f %%, of F %.0f %%; no pools are faster%s\n",
+                  share(t.attention), share(t.ffn), share(t.nic_a), share(t.nic_f),
+                  row.answer.proven ? "" : " that were found in its time");
+  }
+  return out;
+}
+
 std::string Rejections(const Plan& plan) {
   if (plan.rejected.empty()) return "";
   std::string out = "\nWhat keeps the others back (x: times as long for as many tokens):\n";
@@ -126,7 +141,7 @@ std::string PlanText(const PlanRequest& request, const Plan& plan) {
   out += Format("%-18s %9s %8s %5s %6s | %4s %4s %4s %4s | %5s | %s\n", "  schedule", "step s", "s/GPU", "MFU%",
                 "coloc.", "comp", "over", "exp", "bub", "GB", "its best layout");
   for (const int i : BestRows(plan)) out += Row(plan, plan.rows[i], i == plan.chosen);
-  out += "\n" + Verdict(plan) + "\n";
+  out += "\n" + Sizing(plan) + Verdict(plan) + "\n";
   out += Rejections(plan) + Changes(plan) + Reliefs(plan);
   if (plan.stopped) out += "\nInterrupted: the best so far.\n";
   return out;

@@ -18,6 +18,7 @@
 #include "base/time.h"
 #include "cli/commands.h"
 #include "cost/profile.h"
+#include "spec/trainable.h"
 #include "trace/trace.h"
 
 namespace disagmoe {
@@ -252,6 +253,8 @@ void Print(const Profile& p, const std::string& out) {
 
 int ProfileCommand(const ProfileArguments& arguments) {
   const RunConfig config = LoadConfig(arguments.config, arguments.overrides);
+  RequireTrainable(config, arguments.config);
+  RequireData(config, arguments.config);
   std::vector<int64_t> seq_lengths = arguments.seq_lengths;
   if (seq_lengths.empty()) seq_lengths.push_back(std::max<int64_t>(1, config.train.seq_length / 2));
   seq_lengths.push_back(config.train.seq_length);

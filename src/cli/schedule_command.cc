@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "cli/commands.h"
+#include "plan/plan_file.h"
 #include "spec/config_keys.h"
 #include "spec/layout.h"
 
@@ -116,7 +117,7 @@ int ScheduleCommand(const ScheduleArguments& arguments) {
     schedule = ParseSchedule(text, arguments.config);
   } else {
     const RunConfig config = LoadConfig(arguments.config, arguments.overrides);
-    schedule = TrainingSchedule(config);
+    schedule = config.plan.cluster.empty() ? TrainingSchedule(config) : ScheduleOf(JobOf(config, arguments.config));
   }
   ordered_json json;
   if (arguments.json) json = ordered_json::parse(ScheduleJson(schedule));

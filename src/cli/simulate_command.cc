@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cost/expert_load.h"
 #include "plan/evaluate.h"
+#include "plan/plan_file.h"
 
 namespace disagmoe {
 namespace {
@@ -336,6 +337,28 @@ int SimulateCommand(const SimulateArguments& a) {
   }
   if (a.json) std::puts(json.dump(1).c_str());
   return any ? 0 : 1;
+}
+
+int SimulatePlanCommand(const SimulateArguments& a, std::vector<std::string> overrides) {
+  if (!a.cluster.empty()) overrides.insert(overrides.begin(), a.cluster);
+  if (!a.schedules.empty() || !a.sequences.empty()) {
+    throw Error({"the plan says it", a.schedules.empty() ? "--seq" : "--schedule", "", "",
+                 a.schedules.empty() ? "train.seq_length=N after the file changes it"
+                                     : "`disagmoe simulate " + a.model + " CLUSTER` compares schedules"});
+  }
+  Job job = ReadPlanFile(a.model, overrides);
+  CheckPrefixes(a, {job.schedule});
+  if (!a.expert_load.empty()) job.expert_loads = ReadExpertLoads(a.expert_load);
+  Fixed fixed;
+  ApplySettings(a, &job, &fixed);
+  const Evaluation e = Evaluate(job);
+  if (!a.trace.empty()) WriteTrace(a.trace, e);
+  if (a.json) {
+    std::puts(ordered_json::array({ToJson(e)}).dump(1).c_str());
+  } else {
+    PrintTable(a, job, {{job.schedule, e, {}}}, true);
+  }
+  return e.fits ? 0 : 1;
 }
 
 }  // namespace disagmoe

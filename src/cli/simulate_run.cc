@@ -11,6 +11,7 @@
 #include "cost/profile_costs.h"
 #include "sim/simulate.h"
 #include "spec/layout.h"
+#include "spec/trainable.h"
 #include "trace/compare.h"
 #include "trace/trace.h"
 
@@ -147,6 +148,7 @@ void PrintTimes(const Schedule& schedule, const RunConfig& config, const SimResu
 
 int SimulateRunCommand(const SimulateRunArguments& arguments) {
   const RunConfig config = LoadConfig(arguments.config, arguments.overrides);
+  RequireTrainable(config, arguments.config);
   const Profile profile = ReadProfile(arguments.profile);
   const Schedule schedule = TrainingSchedule(config);
   const ProfileCosts costs(profile, config, schedule, arguments.profile);

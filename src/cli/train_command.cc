@@ -1,4 +1,7 @@
 // train and reference: check everything that can be checked without tensors, then hand over.
+#include <unistd.h>
+
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 
@@ -8,6 +11,7 @@
 #include "io/dataset.h"
 #include "spec/config_keys.h"
 #include "spec/layout.h"
+#include "spec/trainable.h"
 #include "transport/launch_env.h"
 #include "transport/ucx.h"
 
@@ -26,16 +30,6 @@ IndexedDataset OpenData(const std::string& path) {
   }
 }
 
-void CheckData(const RunConfig& config) {
-  const IndexedDataset data = OpenData(config.data.path);
-  Batches(data, config.data.split, config.train.seq_length, config.train.seed);
-  const auto [low, high] = data.TokenRange();
-  if (low >= 0 && high < config.model.vocab_size) return;
-  throw Error({"token outside of the vocabulary", config.data.path + ".bin", std::to_string(low < 0 ? low : high),
-               "0 to " + std::to_string(config.model.vocab_size - 1) + " (model.vocab_size)",
-               "the data was made for another vocabulary"});
-}
-
 RankEnv Ranks() {
   return DetectRanks([](const char* name) { return std::getenv(name); });
 }
@@ -48,8 +42,28 @@ void RequireOneProcess(const std::string& kind) {
                "1 (" + kind + ")", "start it without torchrun, srun or mpirun"});
 }
 
+// What a start on this machine alone needs at least, without activations: a plan may be of a cluster.
+void RequireMemory(const RunConfig& config, const std::string& path, bool reference) {
+  constexpr double kProcess = 0.1e9;        // of a worker, mostly libtorch
+  constexpr double kBytesAParameter = 16;   // fp32: weight, gradient, two moments
+  if (!reference && Ranks().present) return;
+  const int processes = reference || config.transport.kind == "inproc" ? 1 : config.layout.workers();
+  const std::string& device = config.device.type;
+  const bool on_cpu = device == "cpu" || (device == "auto" && !std::filesystem::exists("/dev/nvidiactl"));
+  const double state = on_cpu ? kBytesAParameter * static_cast<double>(ShapeOf(config.model, "").TotalParams()) : 0;
+  const double need = processes * kProcess + state;
+  const double there = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  if (need <= there) return;
+  char got[120], most[80];
+  std::snprintf(got, sizeof got, "%d processes and %.1f GB of parameters and their states", processes, state * 1e-9);
+  std::snprintf(most, sizeof most, "at most this machine's %.1f GB in all", there * 1e-9);
+  throw Error({"this machine cannot hold the run", path, got, most,
+               "on several: torchrun, srun or mpirun, see `disagmoe train --help`; or a smaller model or layout"});
+}
+
 RunConfig CheckedConfig(const TrainArguments& arguments, bool reference) {
   const RunConfig config = LoadConfig(arguments.config, arguments.overrides);
+  RequireTrainable(config, arguments.config);
   if (reference) RequireOneProcess("the reference");
   if (config.transport.kind == "inproc") RequireOneProcess("transport.kind = inproc");
   TrainingSchedule(config);
@@ -57,11 +71,8 @@ RunConfig CheckedConfig(const TrainArguments& arguments, bool reference) {
   for (int64_t share : {held_out / replicas, (held_out + replicas - 1) / replicas}) {
     if (share > 0) ScheduleOf(config, share, false);
   }
-  if (config.data.path.empty()) {
-    throw Error({"no training data", arguments.config + ", data.path", "\"\"", "the prefix of a .bin/.idx pair",
-                 "disagmoe data --out build/data/text FILE, then data.path=build/data/text"});
-  }
-  CheckData(config);
+  RequireMemory(config, arguments.config, reference);
+  RequireData(config, arguments.config);
   std::error_code error;
   std::filesystem::create_directories(config.out, error);
   if (error) throw Error({"cannot create the folder of the run", config.out, error.message(), {}, "out=DIR names another"});
@@ -69,6 +80,20 @@ RunConfig CheckedConfig(const TrainArguments& arguments, bool reference) {
 }
 
 }  // namespace
+
+void RequireData(const RunConfig& config, const std::string& path) {
+  if (config.data.path.empty()) {
+    throw Error({"no training data", path + ", data.path", "\"\"", "the prefix of a .bin/.idx pair",
+                 "disagmoe data --out build/data/text FILE, then data.path=build/data/text"});
+  }
+  const IndexedDataset data = OpenData(config.data.path);
+  Batches(data, config.data.split, config.train.seq_length, config.train.seed);
+  const auto [low, high] = data.TokenRange();
+  if (low >= 0 && high < config.model.vocab_size) return;
+  throw Error({"token outside of the vocabulary", config.data.path + ".bin", std::to_string(low < 0 ? low : high),
+               "0 to " + std::to_string(config.model.vocab_size - 1) + " (model.vocab_size)",
+               "the data was made for another vocabulary"});
+}
 
 int TrainCommand(const TrainArguments& arguments) {
   const RunConfig config = CheckedConfig(arguments, false);

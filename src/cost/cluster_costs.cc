@@ -21,6 +21,7 @@ ClusterCosts::Tables::Tables(const Job& j, const Schedule& schedule)
   if (model.num_experts > 0) by_rank = RankRouting(job);
   nodes = NodesOf(job);
   MakeClasses();
+  if (DrawsDocuments()) DrawDocuments();
   beside.assign(s.groups.size(), 0);
   FillStages();
   FillTransfers();
@@ -63,7 +64,7 @@ void ClusterCosts::Tables::MakeClasses() {
     for (size_t w = 0; w < group.ranks.size(); ++w) {
       bool named = false;
       const Straggler slow = SlownessOf(group, w, &named, &used);
-      const bool alone = each || named;
+      const bool alone = each || named || (DrawsDocuments() && !job.is_ffn(static_cast<int>(g)));
       if (alone || rest < 0) {
         if (!alone) rest = static_cast<int>(classes.size());
         classes.push_back({static_cast<int>(g), 1, static_cast<int>(w)});
@@ -136,9 +137,10 @@ const std::vector<WorkerClass>& ClusterCosts::classes() const { return t_->class
 
 int64_t ClusterCosts::ComputeNs(const Op& op, int c) const {
   const StageCost& cost = t_->stage[t_->At(op, c)];
-  const int64_t ns = op.kind == OpKind::kForward    ? cost.forward_ns
-                     : op.kind == OpKind::kBackward ? cost.backward_ns
-                                                    : cost.weight_ns;
+  int64_t ns = op.kind == OpKind::kForward    ? cost.forward_ns
+               : op.kind == OpKind::kBackward ? cost.backward_ns
+                                              : cost.weight_ns;
+  if (!t_->document_factors.empty()) ns += RoundToInt(t_->ScoresBeyondMean(op, c));
   if (t_->job.jitter <= 0) return ns;
   // The sum of four uniform numbers, scaled to the wanted deviation: bell-shaped, never more than sqrt(12) deviations
   // from the mean, so never negative below 1 / sqrt(12) = 0.288.

@@ -1,6 +1,7 @@
 // Times, bytes and memory of a schedule's operations on a modelled cluster: work.h, traffic.h and memory put together.
-// A group's workers are one class unless routing is uneven, their experts are counted, computations jitter, or one of
-// them is slow.
+// A group's workers are one class unless routing is uneven, their experts are counted, computations jitter, one of
+// them is slow, or sequences are packed with documents: then each slice has its own, and attention's scores and values
+// take as long as these see keys (replicas all draw the same; the mean over a step's slices is that of the documents).
 //
 // Where the FFN pool has machines of its own, each worker's times, NICs and memory are those of its pool's; a message
 // between the pools takes each side its own time, and the larger latency of the two.

@@ -13,6 +13,8 @@ void Raise(StageCost* to, const StageCost& x, double slow) {
   raise(&to->forward_ns, RoundToInt(slow * static_cast<double>(x.forward_ns)));
   raise(&to->backward_ns, RoundToInt(slow * static_cast<double>(x.backward_ns)));
   raise(&to->weight_ns, RoundToInt(slow * static_cast<double>(x.weight_ns)));
+  to->forward_scores_ns = std::max(to->forward_scores_ns, slow * x.forward_scores_ns);
+  to->backward_scores_ns = std::max(to->backward_scores_ns, slow * x.backward_scores_ns);
   raise(&to->kept_bytes, x.kept_bytes);
   raise(&to->kept_for_weight_bytes, x.kept_for_weight_bytes);
   raise(&to->forward_workspace_bytes, x.forward_workspace_bytes);
@@ -79,6 +81,10 @@ StageCost ClusterCosts::Tables::Timed(int group, const Work& work, const Work& a
                                     rows_per_expert) + launch * (s.split_backward ? 1 : 2);
   if (job.recompute) backward += slower * TimeNs(again, {.forward = true}, c, rows_per_expert) + launch;
   out.backward_ns = RoundToInt(backward);
+  const Work scores{work.attention_flops, 0, 0, 0};
+  out.forward_scores_ns = slower * TimeNs(scores, {.forward = true}, c, 0);
+  out.backward_scores_ns = slower * TimeNs(scores, {.input_gradient = true}, c, 0);
+  if (job.recompute) out.backward_scores_ns += out.forward_scores_ns;
   if (s.split_backward) {
     out.weight_ns = RoundToInt(slower * TimeNs(work, {.weight_gradient = true}, c, rows_per_expert) + launch);
   }
@@ -92,7 +98,7 @@ StageCost ClusterCosts::Tables::AttentionCost(int group, int layer, int route, d
     copies += RowsOfToken(Holders(layer, s.group(2 * layer + 1, MicroBatchOf(route), part), part));
   }
   const double tokens = TokensOfOwner() / cut;
-  const Work work = AttentionWork(model, layer, job.seq_length, copies) * tokens;
+  const Work work = AttentionWork(model, layer, job.sequence(), copies) * tokens;
   StageCost out = Timed(group, work, work, 0, 1, slower);
   const double rows = copies * kBf16 * static_cast<double>(model.hidden_size);  // on their way out
   const double kept = AttentionActivationBytes(job, layer);

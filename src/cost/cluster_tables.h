@@ -20,6 +20,7 @@ namespace disagmoe {
 // What one stage, or one part of it, is for one worker class.
 struct StageCost {
   int64_t forward_ns = 0, backward_ns = 0, weight_ns = 0;
+  double forward_scores_ns = 0, backward_scores_ns = 0;  // of these, attention's scores and values
   int64_t kept_bytes = 0, kept_for_weight_bytes = 0;
   int64_t forward_workspace_bytes = 0, backward_workspace_bytes = 0;
 };
@@ -39,6 +40,9 @@ struct ClusterCosts::Tables {
   std::vector<double> slow_compute, slow_nic;  // by class
   std::vector<int> nodes;                  // by rank
   int stride = 1;                          // most classes of a group
+  // Of drawn documents: by layer the row of document_factors; of it [micro-batch * m + worker].
+  std::vector<int> factors_of;
+  std::vector<std::vector<double>> document_factors;
   std::vector<double> beside;              // by group: share of its computation that runs beside transfers
   // By layer (-1: all dense ones; 0: all others, where routing is even), and by group and part.
   std::map<std::pair<int, int>, std::vector<Holder>> holders_of;
@@ -76,7 +80,11 @@ struct ClusterCosts::Tables {
   double RowsOfToken(const std::vector<Holder>& holders) const;
   double NicsOf(int group) const;
 
+  bool DrawsDocuments() const { return !job.documents.empty() && !job.same_documents; }
+  double ScoresBeyondMean(const Op& op, int c) const;  // nanoseconds
+
   void MakeClasses();
+  void DrawDocuments();
   void FillStages();
   void FillTransfers();
   void FillEnds();

@@ -136,13 +136,23 @@ void CheckNics(const Job& job, const ClusterSpec& c, bool attention, bool ffn) {
   }
 }
 
+void CheckDocuments(const Job& job) {
+  double all = 0;
+  for (const auto& [length, share] : job.documents) {
+    if (length < 1) Refuse("value out of range", "documents", std::to_string(length), "at least 1 token");
+    if (!(share >= 0) || share > 1e300) Refuse("value out of range", "documents", std::to_string(share), "a share");
+    all += share;
+  }
+  if (!job.documents.empty() && !(all > 0)) Refuse("shares that share nothing out", "documents", "0", "a sum above 0");
+}
+
 // A step of weeks at the peak would not fit nanoseconds with shares of it; the operations must fit memory.
 void CheckSize(const Job& job) {
   constexpr double kMostSeconds = 1e6;
   constexpr int64_t kMostForwards = 10'000'000;
   char got[120];
   const double tokens = static_cast<double>(job.global_batch) * static_cast<double>(job.seq_length);
-  const double seconds = tokens * TrainFlopsPerToken(job.model, job.seq_length) /
+  const double seconds = tokens * TrainFlopsPerToken(job.model, job.sequence()) /
                          (job.peak_tflops() * 1e12 * static_cast<double>(job.gpus()));
   if (seconds > kMostSeconds) {
     std::snprintf(got, sizeof got, "%g s at the peak of all GPUs", seconds);
@@ -226,8 +236,9 @@ void CheckJob(const Job& job) {
   }
   CheckLoads(job);
   CheckCounts(job, holders);
-  CheckSize(job);
   if (job.seq_length < 1) Refuse("value out of range", "--seq", std::to_string(job.seq_length), "at least 1");
+  CheckDocuments(job);
+  CheckSize(job);
 }
 
 void SetScheduleDefaults(Job* job) {
@@ -282,6 +293,7 @@ Schedule ScheduleOf(const Job& job) {
     // and workers that are all alike.
     Job calm = job;
     calm.jitter = calm.routing_skew = 0;
+    calm.same_documents = true;
     calm.expert_loads.clear();
     calm.expert_counts.clear();
     calm.stragglers.clear();

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cost/work.h"
 #include "schedule/schedule.h"
 #include "spec/cluster.h"
 #include "spec/model_shape.h"
@@ -29,6 +30,10 @@ struct Job {
   std::string schedule = "af-pipe";
 
   int64_t seq_length = 4096;
+  // Sequences are packed with documents that do not see each other; each slice of a micro-batch has its own, drawn by
+  // seed (same_documents: all have the mean). Empty: a sequence is one text.
+  Documents documents;
+  bool same_documents = false;
   int64_t global_batch = 1024;  // sequences a step, on the whole cluster
   int sequences = 1;            // of an attention worker in a micro-batch, b
 
@@ -69,6 +74,7 @@ struct Job {
   double jitter = 0;                   // relative standard deviation of each computation
   uint64_t seed = 1;
 
+  Sequence sequence() const { return {seq_length, documents}; }
   bool colocated() const;
   int64_t workers() const { return int64_t{p_a} * m + (colocated() ? 0 : int64_t{p_f} * n); }  // of a replica
   int64_t gpus() const { return int64_t{cluster.gpus} + (ffn_cluster ? ffn_cluster->gpus : 0); }
@@ -98,6 +104,9 @@ void CheckLoads(const Job& job);
 void SetKnob(Job* job, const std::string& name, const std::string& value);
 // Whether the schedule has such a setting.
 bool KnobIsUsed(const Job& job, const std::string& name);
+// The settings ("name=value") that SetKnob needs, in this order, to make `base`, of the same schedule, the same as `job`
+// in all that its schedule uses.
+std::vector<std::string> SettingsOf(const Job& job, const Job& base);
 struct KnobHelp {
   std::string name, meaning;
 };

@@ -48,7 +48,7 @@ const Setting kSettings[] = {
     {"batch", "128"}, {"round", "4"}, {"slope", "1"}, {"parts", "1"}, {"delay_weights", "false"}, {"head", "attention"}, {"nics_a", "0.5"},
     {"nics_f", "0.5"}, {"nics", "0.5"}, {"mixed_nodes", "true"}, {"dedup", "worker"}, {"overlap_slowdown", "false"},
     {"recompute", "true"}, {"shard_optimizer", "false"}, {"reserved_gb", "1"}, {"state_bytes", "8"},
-    {"routing_skew", "1"},
+    {"routing_skew", "1"}, {"expert_load", "9,5,1,1,1,1,1,1,1,1,1,1,1,1,1,1"},
     {"shadow_experts", "2"}, {"attention_expert_share", "0.25"}, {"straggler", "compute=2"}, {"straggler", "nic=3"},
     {"jitter", "0.2"}, {"seed", "7"}, {"spine_oversubscription", "4"}, {"nic_gbytes_s", "1"}, {"m2n", "0.2"},
     {"all_to_all", "0.2"}};

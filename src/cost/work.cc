@@ -39,21 +39,37 @@ Work Work::operator*(double x) const {
   return {attention_flops * x, gemm_flops * x, expert_flops * x, memory_bytes * x};
 }
 
-double MeanKeys(int64_t seq_length, int64_t window) {
-  const auto s = static_cast<double>(seq_length);
-  if (window <= 0 || window >= seq_length) return (s + 1) / 2;
+double MeanKeys(int64_t text, int64_t window) {
+  const auto s = static_cast<double>(text);
+  if (window <= 0 || window >= text) return (s + 1) / 2;
   // The first `window` tokens see 1, 2, ..., window keys, the others window.
   const auto w = static_cast<double>(window);
   return (w * (w + 1) / 2 + (s - w) * w) / s;
 }
 
-Work AttentionWork(const ModelShape& m, int64_t layer, int64_t seq_length, double copies) {
+double MeanKeys(const Sequence& sequence, int64_t window) {
+  if (sequence.documents.empty()) return MeanKeys(sequence.tokens, window);
+  double keys = 0, tokens = 0;
+  const auto add = [&](double count, int64_t text) {
+    if (text == 0) return;
+    tokens += count * static_cast<double>(text);
+    keys += count * static_cast<double>(text) * MeanKeys(text, window);
+  };
+  for (const auto& [length, share] : sequence.documents) {
+    const Pieces pieces(length, sequence.tokens);
+    add(share * static_cast<double>(pieces.whole), sequence.tokens);
+    add(share, pieces.rest);
+  }
+  return keys / tokens;
+}
+
+Work AttentionWork(const ModelShape& m, int64_t layer, const Sequence& sequence, double copies) {
   const auto h = static_cast<double>(m.hidden_size);
   const auto heads = static_cast<double>(m.num_heads);
   const auto d = static_cast<double>(m.head_dim);
   const auto dv = static_cast<double>(m.value_dim);
   Work w;
-  w.attention_flops = 2 * MeanKeys(seq_length, m.window[layer]) * heads * (d + dv);
+  w.attention_flops = 2 * MeanKeys(sequence, m.window[layer]) * heads * (d + dv);
   w.gemm_flops = 2 * ProjectionParams(m);
   if (HasExperts(m, layer)) w.gemm_flops += 2 * h * static_cast<double>(m.num_experts);
   const double kv = static_cast<double>(m.num_kv_heads) * d;
@@ -105,19 +121,19 @@ Work HeadWork(const ModelShape& m) {
   return w;
 }
 
-double TrainFlopsPerToken(const ModelShape& m, int64_t seq_length) {
+double TrainFlopsPerToken(const ModelShape& m, const Sequence& sequence) {
   Work w = HeadWork(m);
   for (int64_t l = 0; l < m.num_layers; ++l) {
-    w += AttentionWork(m, l, seq_length, 1);
+    w += AttentionWork(m, l, sequence, 1);
     w += CommonFfnWork(m, l);
     if (HasExperts(m, l)) w += ExpertPairWork(m) * static_cast<double>(m.experts_per_token);
   }
   return 3 * (w.attention_flops + w.gemm_flops + w.expert_flops);
 }
 
-Intensities ExactIntensities(const ModelShape& m, int64_t layer, int64_t seq_length, double rows) {
+Intensities ExactIntensities(const ModelShape& m, int64_t layer, const Sequence& sequence, double rows) {
   const double bytes = rows * static_cast<double>(m.hidden_size) * kBf16;
-  const Work a = AttentionWork(m, layer, seq_length, rows);
+  const Work a = AttentionWork(m, layer, sequence, rows);
   Work f = CommonFfnWork(m, layer);
   if (HasExperts(m, layer)) f += ExpertPairWork(m) * static_cast<double>(m.experts_per_token);
   return {(a.attention_flops + a.gemm_flops) / bytes, (f.gemm_flops + f.expert_flops) / bytes};

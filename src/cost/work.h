@@ -10,6 +10,8 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "spec/cluster.h"
 #include "spec/model_shape.h"
@@ -25,12 +27,29 @@ struct Work {
   Work operator*(double x) const;
 };
 
-// Keys that a query sees on average in a sequence of s tokens: (s + 1) / 2, or less with a window (0 = none).
-double MeanKeys(int64_t seq_length, int64_t window);
+// Lengths of documents and their shares, of the documents (any scale).
+using Documents = std::vector<std::pair<int64_t, double>>;
+// So many tokens of one text, or packed with documents that do not see each other. Documents are not cut where a
+// sequence ends, but for those longer than one: pieces of its length, and what is left.
+struct Sequence {
+  int64_t tokens = 0;
+  Documents documents;  // empty: one text
+  Sequence(int64_t length, Documents packed = {}) : tokens(length), documents(std::move(packed)) {}
+};
+// A document's pieces: how many of how many tokens, and the last.
+struct Pieces {
+  int64_t whole = 0, rest = 0;
+  Pieces(int64_t document, int64_t seq_length) : whole(document / seq_length), rest(document % seq_length) {}
+};
+
+// Keys that a query sees on average in a text of s tokens: (s + 1) / 2, or less with a window (0 = none).
+double MeanKeys(int64_t text, int64_t window);
+// Over the tokens of documents: with full attention (E[s^2] / E[s] + 1) / 2.
+double MeanKeys(const Sequence& sequence, int64_t window);
 
 // One token of attention stage l (norms, projections, scores, router, packing `copies` rows and summing as many that
 // come back). bf16 activations.
-Work AttentionWork(const ModelShape& model, int64_t layer, int64_t seq_length, double copies);
+Work AttentionWork(const ModelShape& model, int64_t layer, const Sequence& sequence, double copies);
 // One (token, expert) pair of an MoE layer; one token of what every token passes (shared experts, or a dense layer).
 Work ExpertPairWork(const ModelShape& model);
 Work CommonFfnWork(const ModelShape& model, int64_t layer);
@@ -42,14 +61,14 @@ Work FfnRecomputeWork(Work forward);
 Work HeadWork(const ModelShape& model);
 
 // FLOPs of one token's training for MFU: 3 x forward, active experts only, no recomputation.
-double TrainFlopsPerToken(const ModelShape& model, int64_t seq_length);
+double TrainFlopsPerToken(const ModelShape& model, const Sequence& sequence);
 
 // Intensities of system.md section 6. Exact ones: FLOPs of the stage per byte that crosses the pools one way
 // (rows: rows a token sends). As printed in the paper: multiply-adds and FLOPs mixed, n_h d = H.
 struct Intensities {
   double attention = 0, ffn = 0;
 };
-Intensities ExactIntensities(const ModelShape& model, int64_t layer, int64_t seq_length, double rows);
+Intensities ExactIntensities(const ModelShape& model, int64_t layer, const Sequence& sequence, double rows);
 Intensities PrintedIntensities(const ModelShape& model, int64_t seq_length);
 
 // Which products of an operation run.

@@ -50,7 +50,7 @@ void SumUp(Evaluation* evaluation) {
   e.step_seconds = static_cast<double>(e.sim.step_ns) * 1e-9;
   const double tokens = static_cast<double>(job.global_batch) * static_cast<double>(job.seq_length);
   e.tokens_per_gpu = tokens / e.step_seconds / static_cast<double>(job.gpus());
-  e.tflops_per_gpu = TrainFlopsPerToken(job.model, job.seq_length) * e.tokens_per_gpu * 1e-12;
+  e.tflops_per_gpu = TrainFlopsPerToken(job.model, job.sequence()) * e.tokens_per_gpu * 1e-12;
   e.mfu = e.tflops_per_gpu / job.peak_tflops();
 }
 

@@ -13,6 +13,9 @@
 namespace disagmoe {
 namespace {
 
+// Groups that the sizing program chooses from; the search looks between.
+const std::vector<int> kGroupCounts{1, 2, 3, 4, 6, 8, 12, 16, 24, 32};
+constexpr double kSizingSeconds = 1;
 constexpr int64_t kMostOperations = 20'000'000;  // a few seconds
 
 double Gb(double bytes) { return bytes * 1e-9; }
@@ -104,7 +107,7 @@ void Choose(Plan* plan) {
   for (size_t i = 0; i < plan->rows.size(); ++i) {
     const Evaluation* e = plan->rows[i].best();
     if (!e) continue;
-    int* of_kind = plan->rows[i].base.colocated() ? &plan->best_colocated : &plan->best_split;
+    int* of_kind = plan->rows[i].grid.base.colocated() ? &plan->best_colocated : &plan->best_split;
     for (int* at : {of_kind, &plan->chosen}) {
       if (*at < 0 || Better(*e, *plan->rows[*at].best())) *at = static_cast<int>(i);
     }
@@ -137,6 +140,47 @@ void AddRejected(Plan* plan) {
   }
   std::stable_sort(plan->rejected.begin(), plan->rejected.end(),
                    [](const Rejected& a, const Rejected& b) { return a.slower < b.slower; });
+}
+
+// Solves the sizing program for the pools of each arrangement; what it finds are seeds of the search.
+std::map<std::string, std::vector<Candidate>> AddSizing(int threads, Plan* plan) {
+  std::vector<size_t> rows;
+  std::map<std::string, std::vector<Candidate>> seeds;
+  for (size_t i = 0; i < plan->rows.size(); ++i) {
+    const PlanRow& row = plan->rows[i];
+    const bool pipe = row.schedule.starts_with("af-pipe");
+    seeds.try_emplace(row.hardware);
+    const auto same = [&](size_t k) { return plan->rows[k].hardware == row.hardware; };
+    if (pipe && std::none_of(rows.begin(), rows.end(), same)) rows.push_back(i);
+  }
+  std::vector<std::optional<SizingRow>> found(rows.size());
+  std::vector<std::vector<Candidate>> candidates(rows.size());
+  ParallelFor(rows.size(), threads, [&](size_t k) {
+    const GridRequest& request = plan->rows[rows[k]].grid;
+    const Job& base = request.base;
+    const SizingModel model(base);
+    SizingProgram program;
+    program.model = &model;
+    program.gpus = base.cluster.gpus - base.idle_gpus;
+    program.ffn_gpus = base.ffn_cluster ? base.ffn_cluster->gpus - base.idle_ffn_gpus : 0;
+    program.batch = request.batch_most;
+    program.group_counts_a = program.group_counts_f = kGroupCounts;
+    program.sequences = {1, 2, 3, 4};
+    program.fixed = request.fixed;
+    const std::optional<SizingAnswer> answer = SolveSizing(program, kSizingSeconds);
+    if (!answer) return;
+    Candidate c;
+    c.pools = answer->pools;
+    const Grid grid(request);
+    if (grid.Complete(&c)) candidates[k].push_back(c);
+    const double speed = static_cast<double>(base.seq_length) / (answer->ns * 1e-9) / static_cast<double>(base.gpus());
+    found[k] = SizingRow{plan->rows[rows[k]].hardware, *answer, LayoutText(grid.JobOf(c)), speed};
+  });
+  for (size_t k = 0; k < rows.size(); ++k) {
+    if (found[k]) plan->sizing.push_back(*found[k]);
+    seeds[plan->rows[rows[k]].hardware] = candidates[k];
+  }
+  return seeds;
 }
 
 }  // namespace
@@ -246,14 +290,13 @@ std::string Verdict(const Plan& plan) {
          "  split: " + shares(split) + "\n  colocated: " + shares(colocated);
 }
 
-Plan MakePlan(const PlanRequest& request, const SearchControl& control) {
-  Plan plan;
+std::vector<PlanRow> RowsOf(const PlanRequest& request) {
   std::vector<std::string> names = request.schedules;
   if (names.empty()) {
     for (const ScheduleName& n : ScheduleNames()) names.push_back(n.name);
   }
   std::vector<Setting> settings = Parse(request);
-  std::vector<Fixed> fixed;
+  std::vector<PlanRow> rows;
   for (const std::string& name : names) {
     Job job;
     job.model = request.model;
@@ -265,12 +308,12 @@ Plan MakePlan(const PlanRequest& request, const SearchControl& control) {
       job.seq_length = request.seq_length;
       job.global_batch = request.batch;
       job.expert_loads = request.expert_loads;
-      Job one = job;
-      SetScheduleDefaults(&one);
-      Fixed given;
-      Apply(&settings, &one, &given);
-      plan.rows.push_back({name, a.text, one, Trains(name), {}});
-      fixed.push_back(given);
+      job.documents = request.documents;
+      PlanRow row{name, a.text, Trains(name), {job, {}, request.batch_least, request.batch_most}, {}};
+      SetScheduleDefaults(&row.grid.base);
+      Apply(&settings, &row.grid.base, &row.grid.fixed);
+      if (row.grid.fixed.contains("batch")) row.grid.batch_least = row.grid.batch_most = row.grid.base.global_batch;
+      rows.push_back(std::move(row));
     }
   }
   for (const Setting& s : settings) {
@@ -279,6 +322,12 @@ Plan MakePlan(const PlanRequest& request, const SearchControl& control) {
                    "one that a schedule of the plan has", "see disagmoe plan --help"});
     }
   }
+  return rows;
+}
+
+Plan MakePlan(const PlanRequest& request, const SearchControl& control) {
+  Plan plan;
+  plan.rows = RowsOf(request);
   SearchControl inner = control;
   inner.effort = request.effort;
   inner.threads = plan.rows.size() >= 2 * static_cast<size_t>(control.threads) ? 1 : control.threads;
@@ -290,19 +339,15 @@ Plan MakePlan(const PlanRequest& request, const SearchControl& control) {
       control.progress(schedule, counts, speed);
     };
   }
-  const auto grid_of = [&](size_t i) {
-    const Job& base = plan.rows[i].base;
-    const bool given = fixed[i].contains("batch");
-    return GridRequest{base, fixed[i], given ? base.global_batch : request.batch_least,
-                       given ? base.global_batch : request.batch_most};
-  };
+  std::map<std::string, std::vector<Candidate>> sized = AddSizing(control.threads, &plan);
   // The candidates of af-pipe-zb are those of af-pipe: ranked once, where both are asked for and nothing else differs.
   std::map<std::string, Grid::Ranked> ranked;
   for (size_t i = 0; i < plan.rows.size(); ++i) {
     if (plan.rows[i].schedule != "af-pipe") continue;
     for (size_t k = 0; k < plan.rows.size(); ++k) {
       const bool same = plan.rows[k].schedule == "af-pipe-zb" && plan.rows[k].hardware == plan.rows[i].hardware;
-      if (same && fixed[k] == fixed[i] && request.settings.empty()) ranked.try_emplace(plan.rows[i].hardware);
+      if (same && plan.rows[k].grid.fixed == plan.rows[i].grid.fixed && request.settings.empty())
+        ranked.try_emplace(plan.rows[i].hardware);
     }
   }
   std::vector<std::string> shared;
@@ -310,25 +355,28 @@ Plan MakePlan(const PlanRequest& request, const SearchControl& control) {
   ParallelFor(shared.size(), control.threads, [&](size_t h) {
     for (size_t i = 0; i < plan.rows.size(); ++i) {
       if (plan.rows[i].schedule != "af-pipe" || plan.rows[i].hardware != shared[h]) continue;
-      ranked.at(shared[h]) = Grid(grid_of(i)).Rank(kShapes);
+      ranked.at(shared[h]) = Grid(plan.rows[i].grid).Rank(kShapes);
     }
   });
   ParallelFor(plan.rows.size(), outer, [&](size_t i) {
     const bool pipe = plan.rows[i].schedule.starts_with("af-pipe");
     const auto at = ranked.find(plan.rows[i].hardware);
-    plan.rows[i].search = SearchSchedule(grid_of(i), inner, {}, pipe && at != ranked.end() ? &at->second : nullptr);
+    plan.rows[i].search =
+        SearchSchedule(plan.rows[i].grid, inner, pipe ? sized[plan.rows[i].hardware] : std::vector<Candidate>{},
+                       pipe && at != ranked.end() ? &at->second : nullptr);
   });
   // What is good for one schedule may be for others, and was not among the first that they tried.
   std::vector<std::vector<Candidate>> seeds(plan.rows.size());
   for (size_t i = 0; i < plan.rows.size(); ++i) {
     for (const PlanRow& other : plan.rows) {
-      if (other.base.colocated() != plan.rows[i].base.colocated() || other.hardware != plan.rows[i].hardware) continue;
+      if (other.grid.base.colocated() != plan.rows[i].grid.base.colocated() || other.hardware != plan.rows[i].hardware)
+        continue;
       if (other.schedule != plan.rows[i].schedule && other.best())
         seeds[i].push_back(other.search.fitting[0].candidate);
     }
   }
   ParallelFor(plan.rows.size(), outer, [&](size_t i) {
-    plan.rows[i].search = Continue(std::move(plan.rows[i].search), grid_of(i), inner, seeds[i]);
+    plan.rows[i].search = Continue(std::move(plan.rows[i].search), plan.rows[i].grid, inner, seeds[i]);
   });
   Choose(&plan);
   // What is said of the best is simulated whole.
@@ -343,7 +391,7 @@ Plan MakePlan(const PlanRequest& request, const SearchControl& control) {
   }
   if (plan.best()) AddRejected(&plan);
   if (request.changes && !control.stopped()) {
-    plan.best() ? AddChanges(control, &plan) : AddReliefs(request, inner, fixed, &plan);
+    plan.best() ? AddChanges(control, &plan) : AddReliefs(request, inner, &plan);
   }
   return plan;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plan/search.h"
+#include "plan/sizing_program.h"
 
 namespace disagmoe {
 
@@ -22,6 +23,7 @@ struct PlanRequest {
   // "key=value" for every schedule that has such a setting, or "SCHEDULE:key=value".
   std::vector<std::string> settings;
   std::vector<std::vector<double>> expert_loads;
+  Documents documents;       // that sequences are packed with
   bool changes = true;       // what-ifs
   int64_t effort = 700'000;  // of each schedule's search (search.h)
 };
@@ -30,8 +32,8 @@ struct PlanRequest {
 struct PlanRow {
   std::string schedule;
   std::string hardware;  // "", or "A on h800x64, F on h100x64"
-  Job base;
-  bool trains = false;  // the runtime executes it
+  bool trains = false;   // the runtime executes it
+  GridRequest grid;      // what is searched
   ScheduleSearch search;
   const Evaluation* best() const { return search.best(); }
 };
@@ -54,6 +56,14 @@ struct Change {
   double best_ratio = 0;
 };
 
+// What the sizing program says of the pools, before anything is simulated.
+struct SizingRow {
+  std::string hardware;
+  SizingAnswer answer;
+  std::string layout;
+  double tokens_per_gpu = 0;  // if nothing queued, waited or filled: at most
+};
+
 // Nothing fits: what would.
 struct Relief {
   std::string what;
@@ -67,6 +77,7 @@ struct Plan {
   std::vector<PlanRow> rows;  // as asked
   int chosen = -1;            // row; -1: nothing fits
   int best_split = -1, best_colocated = -1;
+  std::vector<SizingRow> sizing;  // of each arrangement of the pools
   std::vector<Rejected> rejected;
   std::vector<Change> changes;
   std::vector<Relief> reliefs;
@@ -77,6 +88,8 @@ struct Plan {
 // Throws Error for a request that cannot be: an unknown schedule, a setting that none of the schedules has.
 Plan MakePlan(const PlanRequest& request, const SearchControl& control);
 
+// The rows before anything is searched.
+std::vector<PlanRow> RowsOf(const PlanRequest& request);
 // Of each schedule the row of its best arrangement, in order.
 std::vector<int> BestRows(const Plan& plan);
 // What keeps a simulated step from being shorter, or what does not fit.

@@ -94,18 +94,17 @@ Timed TimeOf(const std::vector<Job>& jobs, const Job* layout) {
   return out;
 }
 
-// The best of a schedule that nearly fits, with less work.
-ScheduleSearch Again(const PlanRow& row, const Fixed& fixed, const Job& base, double batch_scale,
-                     const PlanRequest& request, const SearchControl& control) {
+// Searched again, for another job with so many times the batch.
+ScheduleSearch Again(const PlanRow& row, const Job& base, double batch_scale, const SearchControl& control) {
   const auto scaled = [&](int64_t batch) {
     return std::max<int64_t>(1, static_cast<int64_t>(std::llround(static_cast<double>(batch) * batch_scale)));
   };
-  Job job = base;
-  job.global_batch = scaled(row.base.global_batch);
-  const bool given = fixed.contains("batch");
-  return SearchSchedule({job, fixed, given ? job.global_batch : scaled(request.batch_least),
-                         given ? job.global_batch : scaled(request.batch_most)},
-                        control);
+  GridRequest request = row.grid;
+  request.base = base;
+  request.base.global_batch = scaled(row.grid.base.global_batch);
+  request.batch_least = scaled(row.grid.batch_least);
+  request.batch_most = scaled(row.grid.batch_most);
+  return SearchSchedule(request, control);
 }
 
 }  // namespace
@@ -149,14 +148,14 @@ void AddChanges(const SearchControl& control, Plan* plan) {
   }
 }
 
-void AddReliefs(const PlanRequest& request, const SearchControl& control, const std::vector<Fixed>& fixed, Plan* plan) {
+void AddReliefs(const PlanRequest& request, const SearchControl& control, Plan* plan) {
   // The split and the colocated schedule that come nearest.
   std::vector<size_t> nearest;
   for (const bool colocated : {false, true}) {
     std::optional<size_t> least;
     for (size_t i = 0; i < plan->rows.size(); ++i) {
       const Evaluation* e = plan->rows[i].search.nearest();
-      if (plan->rows[i].base.colocated() != colocated || !e || !plan->rows[i].trains) continue;
+      if (plan->rows[i].grid.base.colocated() != colocated || !e || !plan->rows[i].trains) continue;
       if (!least || e->peak_bytes < plan->rows[*least].search.nearest()->peak_bytes) least = i;
     }
     if (least) nearest.push_back(*least);
@@ -170,9 +169,9 @@ void AddReliefs(const PlanRequest& request, const SearchControl& control, const 
     relief.what = what;
     for (const size_t i : nearest) {
       if (control.stopped()) break;
-      Job base = plan->rows[i].base;
+      Job base = plan->rows[i].grid.base;
       change(&base);
-      const ScheduleSearch found = Again(plan->rows[i], fixed[i], base, batch_scale, request, small);
+      const ScheduleSearch found = Again(plan->rows[i], base, batch_scale, small);
       plan->counts += found.counts;
       const Evaluation* e = found.best() ? found.best() : found.nearest();
       if (!e) continue;
@@ -190,7 +189,8 @@ void AddReliefs(const PlanRequest& request, const SearchControl& control, const 
     return relief.fits;
   };
   const auto given = [&](const char* name) {
-    return std::any_of(fixed.begin(), fixed.end(), [&](const Fixed& f) { return f.contains(name); });
+    const auto has = [&](const PlanRow& row) { return row.grid.fixed.contains(name); };
+    return std::any_of(plan->rows.begin(), plan->rows.end(), has);
   };
   if (!given("state_bytes")) {
     try_one("Adam's moments in bf16 (state 8 B a parameter for 12)", 1, [](Job* j) { j->state_bytes = 8; }) ||

@@ -64,10 +64,10 @@ struct Through {
 
 bool Routed(const ModelShape& m, int64_t layer) { return !m.dense[layer]; }
 
-Through ThroughLayer(const ModelShape& m, int64_t layer, int64_t seq_length, const Rows& rows) {
+Through ThroughLayer(const ModelShape& m, int64_t layer, const Sequence& sequence, const Rows& rows) {
   const Rows own = Routed(m, layer) ? rows : Rows{1, 1};
   Through out;
-  out.attention = AttentionWork(m, layer, seq_length, own.visited);
+  out.attention = AttentionWork(m, layer, sequence, own.visited);
   out.ffn = CommonFfnWork(m, layer);
   out.ffn += FfnRowWork(m) * own.visited;
   if (Routed(m, layer)) out.ffn += ExpertPairWork(m) * static_cast<double>(m.experts_per_token);
@@ -75,10 +75,10 @@ Through ThroughLayer(const ModelShape& m, int64_t layer, int64_t seq_length, con
   return out;
 }
 
-Through ThroughAll(const ModelShape& m, int64_t seq_length, const Rows& rows) {
+Through ThroughAll(const ModelShape& m, const Sequence& sequence, const Rows& rows) {
   Through out;
   for (int64_t l = 0; l < m.num_layers; ++l) {
-    const Through layer = ThroughLayer(m, l, seq_length, rows);
+    const Through layer = ThroughLayer(m, l, sequence, rows);
     out.attention += layer.attention;
     out.ffn += layer.ffn;
     out.rows += layer.rows;
@@ -191,7 +191,8 @@ Roofline MakeRoofline(const RooflineRequest& request) {
       request.tokens > 0 ? request.tokens : static_cast<double>(request.seq_length) * request.ffn_workers;
   r.rows_per_expert = tokens * static_cast<double>(m.experts_per_token) / static_cast<double>(m.num_experts);
 
-  const Through all = ThroughAll(m, r.seq_length, rows);
+  const Sequence sequence(r.seq_length, request.documents);
+  const Through all = ThroughAll(m, sequence, rows);
   const double bytes = all.rows * row_bytes;
   const auto fill = [&](OperationRoof* roof, const Work& work, const ClusterSpec& cluster) {
     roof->forward = Point(work, bytes, cluster, kForward, r.rows_per_expert);
@@ -201,7 +202,7 @@ Roofline MakeRoofline(const RooflineRequest& request) {
   r.ffn = Roof(request.ffn, request.nics_f);
   fill(&r.attention, all.attention, request.attention);
   fill(&r.ffn, all.ffn, request.ffn);
-  const Intensities layer = ExactIntensities(m, r.typical_layer, r.seq_length, rows.sent);
+  const Intensities layer = ExactIntensities(m, r.typical_layer, sequence, rows.sent);
   const Intensities printed = PrintedIntensities(m, r.seq_length);
   r.attention.layer_intensity = layer.attention, r.ffn.layer_intensity = layer.ffn;
   r.attention.printed = printed.attention, r.ffn.printed = printed.ffn;

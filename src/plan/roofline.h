@@ -21,6 +21,7 @@ struct RooflineRequest {
   ModelShape model;
   ClusterSpec attention, ffn;      // of each pool
   int64_t seq_length = 4096;
+  Documents documents;  // that the sequences are packed with; other lengths are shown as one text
   int ffn_workers = 8;             // n: of a group
   Dedup dedup = Dedup::kWorker;
   double nics_a = 0, nics_f = 0;   // of a GPU of each pool; 0 = an equal share of its node's

@@ -100,7 +100,7 @@ void SizingModel::FillAttention() {
     const double plain = forward + TimeNs(work, kBackward, c, kManyRows);
     return Passes{plain, plain + forward};
   };
-  for (int l = 0; l < layers_; ++l) attention_.push_back(passes(AttentionWork(m, l, base_.seq_length, 0)));
+  for (int l = 0; l < layers_; ++l) attention_.push_back(passes(AttentionWork(m, l, base_.sequence(), 0)));
   Work copy;
   copy.memory_bytes = AttentionWork(m, 0, 1, 1).memory_bytes - AttentionWork(m, 0, 1, 0).memory_bytes;
   copy_ = passes(copy);

@@ -18,6 +18,7 @@
 
 #include "base/error.h"
 #include "spec/config_keys.h"
+#include "spec/trainable.h"
 
 namespace disagmoe {
 namespace {
@@ -76,6 +77,16 @@ bool AssignRows(const toml::node& node, IntRows* rows) {
   return true;
 }
 
+bool AssignStrings(const toml::node& node, Strings* strings) {
+  strings->clear();
+  if (!node.is_array()) return false;
+  for (const toml::node& entry : *node.as_array()) {
+    if (!entry.is_string()) return false;
+    strings->push_back(entry.as_string()->get());
+  }
+  return true;
+}
+
 // Copies the node's value. False: another type; `fits` is false if an integer does not fit the field.
 bool Assign(const toml::node& node, const ConfigValue& target, bool* fits) {
   return std::visit(
@@ -92,6 +103,8 @@ bool Assign(const toml::node& node, const ConfigValue& target, bool* fits) {
           *out = node.is_integer() ? static_cast<double>(node.as_integer()->get()) : node.as_floating_point()->get();
         } else if constexpr (std::is_same_v<T, IntRows>) {
           return AssignRows(node, out);
+        } else if constexpr (std::is_same_v<T, Strings>) {
+          return AssignStrings(node, out);
         } else {
           if (!node.is_integer()) return false;
           const int64_t value = node.as_integer()->get();
@@ -110,6 +123,7 @@ class Loader : public ConfigOrigin {
   RunConfig Load(const std::vector<std::string>& overrides) {
     ReadTables();
     for (const std::string& text : overrides) Override(text);
+    if (!config_.plan.model.empty()) TakePlanModel();
     CheckConfig(config_, *this);
     return config_;
   }
@@ -120,6 +134,21 @@ class Loader : public ConfigOrigin {
   }
 
  private:
+  // Checks and schedules need the model's dimensions also where it is said by name.
+  void TakePlanModel() {
+    const std::string& name = config_.plan.model;
+    for (const ConfigKey& key : ConfigKeys()) {
+      if (key.table() != "model" || !where_.contains(key.name)) continue;
+      throw Error({"contradiction", Where("plan.model"), Quoted(name), "no key of [model] with it",
+                   Where(key.name) + " says the model too"});
+    }
+    if (name.ends_with(".toml")) {
+      throw Error({"value not allowed", Where("plan.model"), Quoted(name), "a preset, a config.json or its folder",
+                   "what a run's .toml says of its model is [model] here"});
+    }
+    config_.model = ModelOf(LoadModelShape(name), nullptr);
+  }
+
   void ReadTables() {
     const std::string text = ReadFile(path_);
     toml::table root;
@@ -187,7 +216,7 @@ class Loader : public ConfigOrigin {
       throw Error({"wrong type", where, PrintNode(node), ExpectedValue(*key), {}});
     }
     const std::string got = fits ? OutOfRange(*key, config_) : PrintNode(node);
-    if (!got.empty()) throw Error({"value not allowed", where, got, ExpectedValue(*key), ChoiceHint(*key, config_)});
+    if (!got.empty()) throw Error({"value not allowed", where, got, ExpectedValue(*key), {}});
     where_[name] = at;
   }
 
@@ -248,7 +277,11 @@ std::string PrintConfig(const RunConfig& config) {
   RunConfig copy = config;
   std::string text;
   std::string_view table;
+  const bool none = config.plan.model.empty() && config.plan.cluster.empty() && config.plan.settings.empty();
   for (const ConfigKey& key : ConfigKeys()) {
+    // The two ways to say a model exclude each other.
+    if (key.table() == "model" && !config.plan.model.empty()) continue;
+    if (key.table() == "plan" && none) continue;
     if (key.table() != table) {
       table = key.table();
       text += "\n[" + std::string(table) + "]\n";

@@ -70,8 +70,7 @@ struct TrainConfig {
   int64_t lr_warmup_steps = 10;
   int64_t lr_decay_steps = 0;       // cosine from the end of warm-up to here; 0 = steps
   double weight_decay = 0.1;        // matrices; not norms
-  double adam_beta1 = 0.9;
-  double adam_beta2 = 0.95;
+  double adam_beta1 = 0.9, adam_beta2 = 0.95;
   double adam_eps = 1e-8;
   double clip_grad = 1.0;           // global norm; 0 = off
   uint64_t seed = 1234;
@@ -96,8 +95,7 @@ struct TransportConfig {
   std::string listen = "127.0.0.1";  // address of the rendezvous
   int port = 0;                  // 0 = any free (own launcher)
   bool paced = false;            // emulate a NIC:
-  double paced_gbps = 10;        //   Gbit/s of each direction
-  double paced_latency_us = 5;
+  double paced_gbps = 10, paced_latency_us = 5;  //   Gbit/s of each direction
   double timeout_s = 300;        // a wait for a message (deaths and silence are seen in seconds, without it)
   double join_timeout_s = 60;
 };
@@ -112,6 +110,13 @@ struct TraceConfig {
   int64_t steps = 3;             // 0 = no trace
 };
 
+// What only the cost model knows. With a cluster the file is a plan: `simulate` takes it as it is (plan/plan_file.h).
+struct PlanConfig {
+  std::string model;    // instead of [model]: a preset or config.json that the runtime does not train
+  std::string cluster;  // "h800x128", or a .toml file
+  std::vector<std::string> settings;  // "nics_a=1.5": those of `simulate --set` that no other table says
+};
+
 struct RunConfig {
   ModelConfig model;
   LayoutConfig layout;
@@ -121,6 +126,7 @@ struct RunConfig {
   TransportConfig transport;
   DeviceConfig device;
   TraceConfig trace;
+  PlanConfig plan;
   std::string out = "out";       // folder for metrics.jsonl, trace.json, config.toml, checkpoints/
 };
 
@@ -129,7 +135,7 @@ struct RunConfig {
 RunConfig LoadConfig(const std::string& path, const std::vector<std::string>& overrides);
 // Cross-checks that do not need the data (called by LoadConfig).
 void CheckConfig(const RunConfig& config, const std::string& where);
-// The resolved configuration as TOML that LoadConfig reads back to an equal one.
+// The resolved configuration as TOML that LoadConfig reads back to an equal one. [plan] only where it says something.
 std::string PrintConfig(const RunConfig& config);
 // Every key with its default, choices and meaning, for --help.
 std::string ConfigHelp();

@@ -19,7 +19,7 @@ class Checker {
     for (const ConfigKey& key : ConfigKeys()) {
       const std::string got = OutOfRange(key, config_);
       if (got.empty()) continue;
-      throw Error({"value not allowed", origin_.Where(key.name), got, ExpectedValue(key), ChoiceHint(key, config_)});
+      throw Error({"value not allowed", origin_.Where(key.name), got, ExpectedValue(key), {}});
     }
     Model();
     Layout();
@@ -63,10 +63,8 @@ class Checker {
     ExpertCounts();
     for (const ScheduleName& known : ScheduleNames()) {
       if (known.name != config_.schedule.name) continue;
-      const std::string choices = l.colocated ? R"("auto", "megatron-1f1b", "megatron-overlap" or "dualpipe-v")"
-                                              : R"("auto", "af-pipe" or "af-pipe-zb")";
       Require(known.colocated == l.colocated, "schedule.name",
-              choices + " with layout.colocated = " + (l.colocated ? "true" : "false"));
+              SchedulesOf(l.colocated) + " with layout.colocated = " + (l.colocated ? "true" : "false"));
     }
   }
 
@@ -109,6 +107,14 @@ class Checker {
         wrong("a sum of " + std::to_string(sum) + of, Of("model.num_experts", m.num_experts), "[] gives equal shares");
       }
     }
+  }
+
+  static std::string SchedulesOf(bool colocated) {
+    std::string names = "\"auto\"";
+    for (const ScheduleName& known : ScheduleNames()) {
+      if (known.colocated == colocated) names += ", \"" + known.name + "\"";
+    }
+    return names.replace(names.rfind(", "), 2, " or ");
   }
 
   // What the generators would throw, in terms of keys.

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "schedule/schedule.h"
 #include "spec/presets.h"
 
 namespace disagmoe {
@@ -70,6 +71,12 @@ std::vector<ConfigKey> ModelKeys() {
   };
 }
 
+std::vector<std::string_view> ScheduleChoices() {
+  std::vector<std::string_view> names{"auto"};
+  for (const ScheduleName& known : ScheduleNames()) names.push_back(known.name);
+  return names;
+}
+
 std::vector<ConfigKey> LayoutKeys() {
   return {
       Number(KEY(layout.p_a), 1, 4096, "attention groups"),
@@ -82,10 +89,9 @@ std::vector<ConfigKey> LayoutKeys() {
       Number(KEY(layout.replicas), 1, 65536, "copies of the pipeline; divides train.micro_batches"),
       Number(KEY(layout.expert_counts), 0, 1 << 16,
              "experts of each worker of a group, [5, 3], or such a row a layer; []: equal"),
-      Choice(KEY(schedule.name), {"auto", "af-pipe", "af-pipe-zb", "megatron-1f1b", "megatron-overlap", "dualpipe-v"},
-             "generator of the schedule"),
+      Choice(KEY(schedule.name), ScheduleChoices(), "generator of the schedule; not all can be trained"),
       Number(KEY(schedule.round), 0, 1 << 20, "q, micro-batches a round; divides those of a replica; 0: chosen"),
-      Number(KEY(schedule.slope), 1, 64, "e, warm-up forwards added per position"),
+      Number(KEY(schedule.slope), 0, 100, "e, warm-up forwards added per position"),
   };
 }
 
@@ -134,9 +140,18 @@ std::vector<ConfigKey> OtherKeys() {
       Number(KEY(device.threads), 1, 1024, "CPU threads of a worker"),
       Number(KEY(trace.first_step), 1, 1e9, "first step that is traced, counted from 1"),
       Number(KEY(trace.steps), 0, 1e6, "steps traced; 0: no trace"),
+      Text(KEY(plan.model), true, "instead of [model]: a preset or config.json that is simulated only"),
+      Text(KEY(plan.cluster), true, "what `disagmoe simulate` of this file simulates it on: \"h800x128\", or a .toml"),
+      Flag(KEY(plan.settings), "of `disagmoe simulate --set`, such as \"mixed_nodes=true\""),
   };
 }
 #undef KEY
+
+std::string TomlStrings(const Strings& strings) {
+  std::string text;
+  for (const std::string& s : strings) text += (text.empty() ? "" : ", ") + TomlString(s);
+  return "[" + text + "]";
+}
 
 bool Near(int distance, std::string_view name) {
   const int size = static_cast<int>(name.size());
@@ -190,6 +205,7 @@ std::string ExpectedValue(const ConfigKey& key) {
   if (std::holds_alternative<IntRows*>(value)) {
     return "an array of integers from " + Limit(key, key.min) + " to " + Limit(key, key.max) + ", or an array of such arrays";
   }
+  if (std::holds_alternative<Strings*>(value)) return "an array of strings";
   if (std::holds_alternative<std::string*>(value)) {
     if (key.choices.empty()) return key.may_be_empty ? "a string" : "a string that is not empty";
     std::string text;
@@ -207,7 +223,7 @@ std::string ExpectedValue(const ConfigKey& key) {
 
 std::string OutOfRange(const ConfigKey& key, RunConfig& config) {
   const ConfigValue value = key.value(config);
-  if (std::holds_alternative<bool*>(value)) return "";
+  if (std::holds_alternative<bool*>(value) || std::holds_alternative<Strings*>(value)) return "";
   if (auto* text = std::get_if<std::string*>(&value)) {
     const bool good = key.choices.empty() ? key.may_be_empty || !(*text)->empty()
                                           : std::find(key.choices.begin(), key.choices.end(), **text) != key.choices.end();
@@ -228,17 +244,6 @@ std::string OutOfRange(const ConfigKey& key, RunConfig& config) {
   const bool above = key.min_excluded ? number > key.min : number >= key.min;
   const bool below = key.max_excluded ? number < key.max : number <= key.max;
   return std::isfinite(number) && above && below ? "" : TomlValue(value);
-}
-
-std::string ChoiceHint(const ConfigKey& key, RunConfig& config) {
-  if (key.name != "schedule.name") return "";
-  const std::string& name = config.schedule.name;
-  std::string missing;
-  if (name == "dualpipe") missing = "two routes at once, with every layer in two groups";
-  if (name == "hetermoe") missing = "experts of one layer in both pools";
-  if (name == "tutel" || name == "comet" || name == "fastermoe" || name == "lancet") missing = "stages cut into parts";
-  if (missing.empty()) return "";
-  return name + " needs " + missing + ", which the runtime does not execute; `disagmoe simulate` does";
 }
 
 std::string NearestKey(std::string_view name) {
@@ -298,6 +303,7 @@ std::string TomlValue(const ConfigValue& value) {
         else if constexpr (std::is_same_v<T, std::string>) return TomlString(*v);
         else if constexpr (std::is_same_v<T, double>) return TomlNumber(*v);
         else if constexpr (std::is_same_v<T, IntRows>) return TomlRows(*v);
+        else if constexpr (std::is_same_v<T, Strings>) return TomlStrings(*v);
         else return std::to_string(*v);
       },
       value);

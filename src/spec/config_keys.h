@@ -12,7 +12,8 @@
 namespace disagmoe {
 
 using IntRows = std::vector<std::vector<int64_t>>;  // in TOML an array of integers (one row) or of such arrays
-using ConfigValue = std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, IntRows*>;
+using Strings = std::vector<std::string>;
+using ConfigValue = std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, IntRows*, Strings*>;
 
 struct ConfigKey {
   std::string_view name;  // "train.lr"
@@ -37,8 +38,6 @@ const ConfigKey* FindConfigKey(std::string_view name);
 std::string ExpectedValue(const ConfigKey& key);
 // Empty if the value that `config` has for the key is within its range, else what was got.
 std::string OutOfRange(const ConfigKey& key, RunConfig& config);
-// Why a value that one could expect to be a choice is none; else "".
-std::string ChoiceHint(const ConfigKey& key, RunConfig& config);
 
 // The nearest known key, or the nearest known table for a name such as "[trian]"; "" if nothing is near.
 std::string NearestKey(std::string_view name);

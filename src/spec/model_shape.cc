@@ -129,7 +129,9 @@ ModelShape LoadModelShape(const std::string& name_or_path) {
     return ReadFile(name_or_path, path.filename() == "config.json" && !folder.empty() ? folder : path.stem().string());
   }
   if (path.extension() == ".toml") {
-    ModelShape shape = ShapeOf(LoadConfig(name_or_path, {}).model, path.stem().string());
+    const RunConfig config = LoadConfig(name_or_path, {});
+    if (!config.plan.model.empty()) return LoadModelShape(config.plan.model);
+    ModelShape shape = ShapeOf(config.model, path.stem().string());
     shape.source = name_or_path;
     return shape;
   }

@@ -53,6 +53,7 @@ struct ModelShape {
   int64_t HeadParams() const;                    // final norm and projection
   int64_t TotalParams() const;                   // tied parameters once
   int64_t ActiveParams() const;                  // used by a token: k experts of E; embedding and head are whole
+  bool operator==(const ModelShape&) const = default;
 };
 
 // The runtime's model.
