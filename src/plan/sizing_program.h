@@ -46,7 +46,8 @@ struct SizingAnswer {
 };
 
 // Nothing where nothing is allowed. Throws Error where HiGHS cannot be loaded: it is opened when first needed, since
-// loading it takes 2 ms, as long as `disagmoe` takes to start. Built without HiGHS: the same answers by a pruned enumeration.
+// loading it takes 2 ms, as long as `disagmoe` takes to start. Built without HiGHS: the same answers by a pruned
+// enumeration. `seconds` limits HiGHS only: bounds and ties before and after it take what they take.
 std::optional<SizingAnswer> SolveSizing(const SizingProgram& program, double seconds);
 bool SizingUsesHighs();
 // All of them, one by one: small clusters and tests.
