@@ -114,6 +114,15 @@ void Choose(Plan* plan) {
   }
 }
 
+// Whether much faster layouts only lack memory.
+bool Starved(const Plan& plan) {
+  constexpr double kMuch = 2;
+  return std::any_of(plan.rows.begin(), plan.rows.end(), [&](const PlanRow& row) {
+    const Evaluation* e = row.search.nearest();
+    return e && !row.best() && Speed(*e) > kMuch * Speed(*plan.best());
+  });
+}
+
 void AddRejected(Plan* plan) {
   const Evaluation& best = *plan->best();
   const auto add = [&](const Evaluation& e) {
@@ -391,7 +400,8 @@ Plan MakePlan(const PlanRequest& request, const SearchControl& control) {
   }
   if (plan.best()) AddRejected(&plan);
   if (request.changes && !control.stopped()) {
-    plan.best() ? AddChanges(control, &plan) : AddReliefs(request, inner, &plan);
+    if (plan.best()) AddChanges(control, &plan);
+    if (!plan.best() || Starved(plan)) AddReliefs(request, inner, &plan);
   }
   return plan;
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 
 #include "base/error.h"
 #include "plan/estimate.h"
@@ -149,17 +150,29 @@ void AddChanges(const SearchControl& control, Plan* plan) {
 }
 
 void AddReliefs(const PlanRequest& request, const SearchControl& control, Plan* plan) {
-  // The split and the colocated schedule that come nearest.
+  // The split and the colocated schedule that fit or come nearest; of about the same memory, the faster as well.
   std::vector<size_t> nearest;
   for (const bool colocated : {false, true}) {
-    std::optional<size_t> least;
-    for (size_t i = 0; i < plan->rows.size(); ++i) {
-      const Evaluation* e = plan->rows[i].search.nearest();
-      if (plan->rows[i].grid.base.colocated() != colocated || !e || !plan->rows[i].trains) continue;
-      if (!least || e->peak_bytes < plan->rows[*least].search.nearest()->peak_bytes) least = i;
+    const auto of = [&](const PlanRow& row) -> const Evaluation* {
+      if (row.grid.base.colocated() != colocated || !row.trains) return nullptr;
+      return row.best() ? row.best() : row.search.nearest();
+    };
+    double least = std::numeric_limits<double>::max();
+    for (const PlanRow& row : plan->rows) {
+      if (of(row)) least = std::min(least, static_cast<double>(of(row)->peak_bytes));
     }
-    if (least) nearest.push_back(*least);
+    std::optional<size_t> best, smallest;
+    for (size_t i = 0; i < plan->rows.size(); ++i) {
+      const Evaluation* e = of(plan->rows[i]);
+      if (!e || static_cast<double>(e->peak_bytes) > 1.1 * least) continue;
+      if (!best || e->tokens_per_gpu > of(plan->rows[*best])->tokens_per_gpu) best = i;
+      if (!smallest || e->peak_bytes < of(plan->rows[*smallest])->peak_bytes) smallest = i;
+    }
+    if (best) nearest.push_back(*best);
+    if (smallest != best) nearest.push_back(*smallest);
   }
+  // What only fits as slowly as the plan is no help.
+  const double enough = plan->best() ? 2 * plan->best()->tokens_per_gpu : 0;
   SearchControl small = control;
   small.effort = control.effort / 4;
   small.threads = control.threads;
@@ -186,7 +199,7 @@ void AddReliefs(const PlanRequest& request, const SearchControl& control, Plan* 
       relief.limit_gb = static_cast<double>(e->sim.memory[e->fullest].limit_bytes) * 1e-9;
     }
     plan->reliefs.push_back(relief);
-    return relief.fits;
+    return relief.fits && relief.tokens_per_gpu > enough;
   };
   const auto given = [&](const char* name) {
     const auto has = [&](const PlanRow& row) { return row.grid.fixed.contains(name); };
