@@ -284,7 +284,8 @@ bool Grid::Complete(Candidate* c, int64_t most_replicas) const {
   return false;
 }
 
-Grid::Ranked Grid::Rank(size_t most) const {
+Grid::Ranked Grid::Rank(size_t most, const std::atomic<bool>* stop) const {
+  const auto stopped = [&] { return stop && stop->load(std::memory_order_relaxed); };
   struct Shape {
     Pools pools;
     double floor = 0;
@@ -292,6 +293,7 @@ Grid::Ranked Grid::Rank(size_t most) const {
   Ranked out;
   std::vector<Shape> shapes;
   const auto visit = [&](const Pools& x) {
+    if (shapes.size() > most && stopped()) return;
     ++out.considered;
     shapes.push_back({x, ScoreFloor(x)});
     // Only the better half stays in reach.
@@ -314,7 +316,7 @@ Grid::Ranked Grid::Rank(size_t most) const {
   double worst = std::numeric_limits<double>::max();
   std::vector<Candidate> variants, fitting;
   for (const Shape& shape : shapes) {
-    if (shape.floor >= worst) break;
+    if (shape.floor >= worst || (!out.fitting.empty() && stopped())) break;
     if (Quickest(shape.pools) >= worst) continue;
     const std::optional<Candidate> least = colocated_ || request_.any_memory ? std::nullopt : Least(shape.pools);
     if (least && least->full > kHopeless) {

@@ -3,6 +3,7 @@
 // divide.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -43,7 +44,7 @@ class Grid {
     std::vector<Candidate> smallest;  // by memory: those that come nearest to fitting
     int64_t considered = 0;           // shapes looked at
   };
-  Ranked Rank(size_t most) const;
+  Ranked Rank(size_t most, const std::atomic<bool>* stop = nullptr) const;  // stopped: of those seen until then
   // One step away in one decision, or in two that trade GPUs: what fits and what does not.
   std::vector<Candidate> Neighbours(const Candidate& c) const;
   // With the score and memory that its numbers have; false where it cannot be (GPUs, batch, experts, what is fixed).

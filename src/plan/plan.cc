@@ -364,7 +364,7 @@ Plan MakePlan(const PlanRequest& request, const SearchControl& control) {
   ParallelFor(shared.size(), control.threads, [&](size_t h) {
     for (size_t i = 0; i < plan.rows.size(); ++i) {
       if (plan.rows[i].schedule != "af-pipe" || plan.rows[i].hardware != shared[h]) continue;
-      ranked.at(shared[h]) = Grid(plan.rows[i].grid).Rank(kShapes);
+      ranked.at(shared[h]) = Grid(plan.rows[i].grid).Rank(kShapes, control.stop);
     }
   });
   ParallelFor(plan.rows.size(), outer, [&](size_t i) {

@@ -86,10 +86,12 @@ void Search::Report() {
 void Search::Estimate(std::vector<Candidate> batch) {
   std::vector<Tried> results(batch.size());
   std::vector<std::optional<ErrorParts>> mistakes(batch.size());
+  // Stopped early, the first are tried all the same: an answer is better than none.
+  const bool stopped = control_.stopped() && !tried_.empty();
   ParallelFor(batch.size(), control_.threads, [&](size_t i) {
     Tried& t = results[i];
     t.candidate = batch[i];
-    if (control_.stopped()) return;
+    if (stopped) return;
     try {
       const Job job = grid_.JobOf(batch[i]);
       t.estimate = EstimateStep(job);
@@ -282,7 +284,7 @@ bool Search::Everything(const std::vector<Candidate>& seeds) {
 // Estimates in order until so much is spent; whether one fits.
 bool Search::Rows(const std::vector<Candidate>& order, size_t seeds, int64_t effort) {
   const double may_fit = colocated_ ? 1.1 : 1.04;  // the sizing program knows the memory of pools better
-  for (size_t i = 0; i < order.size() && !control_.stopped() && spent_ < effort;) {
+  for (size_t i = 0; i < order.size() && (!control_.stopped() || tried_.empty()) && spent_ < effort;) {
     // The times of the sizing program are about what the busiest resource needs: few steps are shorter.
     if (order[i].score * 0.8 > best_) {
       ++i;
@@ -304,7 +306,7 @@ ScheduleSearch Search::Run(const std::vector<Candidate>& seeds, const std::strin
                            const Grid::Ranked* given) {
   out_.schedule = schedule;
   if (control_.exhaust && Everything(seeds)) return std::move(out_);
-  const Grid::Ranked ranked = given ? *given : grid_.Rank(kShapes);
+  const Grid::Ranked ranked = given ? *given : grid_.Rank(kShapes, control_.stop);
   out_.counts.considered = ranked.considered;
   std::vector<Candidate> order = seeds;
   for (const Candidate& c : ranked.fitting) {
