@@ -188,6 +188,15 @@ int PlanLengths(const PlanArguments& a, const PlanRequest& request, const Search
   return best ? 0 : 1;
 }
 
+// The data of a run's configuration, for real runs of its model.
+std::string DataOf(const std::string& model) {
+  const bool run = model.ends_with(".toml");
+  const std::string path = run ? LoadConfig(model, {}).data.path : "";
+  if (!path.empty()) return path;
+  throw Error({"no training data", "--measure", run ? "\"\" (data.path of " + model + ")" : "",
+               "--data PREFIX of a .bin/.idx pair", "disagmoe data --out build/data/text FILE"});
+}
+
 SearchControl ControlOf(const PlanArguments& a) {
   struct sigaction action = {};
   action.sa_handler = OnInterrupt;
@@ -229,6 +238,7 @@ int PlanCommand(const PlanArguments& a) {
     control.effort = request.effort;
     return PlanLengths(a, request, control);
   }
+  const std::string data = !a.measure ? "" : a.data.empty() ? DataOf(a.model) : a.data;
   const auto start = std::chrono::steady_clock::now();
   const Plan plan = MakePlan(request, control);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -253,15 +263,21 @@ int PlanCommand(const PlanArguments& a) {
   if (a.measure) {
     MeasurePlanOptions options{a.samples, a.radius, static_cast<uint64_t>(a.seed), a.rounds, a.model, a.cluster, {}};
     options.run.steps = a.measure_steps;
-    options.run.data = a.data;
+    options.run.data = data;
     options.run.overrides = a.run;
+    if (a.model.ends_with(".toml")) {  // as the run that it is of
+      options.run.overrides.insert(options.run.overrides.begin(), "train.dtype=" + LoadConfig(a.model, {}).train.dtype);
+    }
     measured = MeasurePlan(plan, options);
     if (a.json) {
       json["measured"] = MeasuredJson(measured);
     } else {
       std::fputs(MeasuredText(measured).c_str(), stdout);
     }
-    if (!measured.empty() && measured[0].step.ok()) best = &measured[0].e;
+    if (!measured[0].step.ok()) {
+      throw Error({"no layout could be measured", "--measure", measured[0].step.error, "", ""});
+    }
+    best = &measured[0].e;
   }
   if (a.json) std::puts(json.dump(1).c_str());
   if (best && !a.out.empty()) WritePlan(a, request, *best);

@@ -23,7 +23,7 @@ struct MeasuredLayout {
   Evaluation e;
   MeasuredStep step;
 };
-// The fastest first; those that failed last. Of schedules that the runtime executes.
+// The fastest first; those that failed last; at least one. Of schedules that the runtime executes.
 std::vector<MeasuredLayout> MeasurePlan(const Plan& plan, const MeasurePlanOptions& options);
 nlohmann::ordered_json MeasuredJson(const std::vector<MeasuredLayout>& layouts);
 std::string MeasuredText(const std::vector<MeasuredLayout>& layouts);

@@ -181,7 +181,8 @@ std::map<std::string, std::vector<Candidate>> AddSizing(int threads, Plan* plan)
     Candidate c;
     c.pools = answer->pools;
     const Grid grid(request);
-    if (grid.Complete(&c)) candidates[k].push_back(c);
+    if (!grid.Complete(&c)) return;  // no batch in the range divides over these workers
+    candidates[k].push_back(c);
     const double speed = static_cast<double>(base.seq_length) / (answer->ns * 1e-9) / static_cast<double>(base.gpus());
     found[k] = SizingRow{plan->rows[rows[k]].hardware, *answer, LayoutText(grid.JobOf(c)), speed};
   });

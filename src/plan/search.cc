@@ -12,7 +12,8 @@
 namespace disagmoe {
 namespace {
 
-constexpr size_t kEverything = 20'000;
+constexpr size_t kEverything = 50'000;   // layouts, of which all are simulated
+constexpr int64_t kEverythingEffort = 10;  // and the effort that may take
 constexpr size_t kBatch = 8;       // looked at together, whatever the number of threads
 constexpr size_t kSimulated = 6;   // of the estimated ones
 constexpr int kRounds = 8;         // of simulations, before the climbs
@@ -269,7 +270,7 @@ bool Search::Everything(const std::vector<Candidate>& seeds) {
   if (!all) return false;
   int64_t operations = 0;
   for (const Candidate& c : *all) operations += OperationsOf(grid_.JobOf(c));
-  if (operations > 4 * control_.effort) return false;
+  if (operations > kEverythingEffort * control_.effort) return false;
   out_.counts.considered = static_cast<int64_t>(all->size());
   Estimate(seeds);
   Estimate(*all);
