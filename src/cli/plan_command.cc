@@ -5,6 +5,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -39,7 +40,7 @@ void ParseBatch(const std::string& text, PlanRequest* request) {
     } catch (const std::exception&) {
       used = 0;
     }
-    if (used == word.size() && used > 0 && value >= 1 && value <= int64_t{1} << 40) return value;
+    if (used == word.size() && used > 0 && value >= 1 && value <= int64_t{1} << 24) return value;
     throw Error({"value not allowed", "--batch", "\"" + text + "\"", "sequences a step, as 1024 or 960:1088", ""});
   };
   const size_t colon = text.find(':');
@@ -208,6 +209,27 @@ SearchControl ControlOf(const PlanArguments& a) {
   return control;
 }
 
+// What is said must be used, and what is to be written must be writable, before minutes are spent.
+void CheckArguments(const PlanArguments& a) {
+  const bool changing = !a.packed && !(a.lengths.empty() && a.phases.empty());
+  const auto unused = [](const std::string& option, const std::string& expected) {
+    throw Error({"an option that is not used", option, "", expected, "disagmoe plan --help"});
+  };
+  if (changing && a.measure) unused("--measure", "no --lengths or --phases, or --packed");
+  if (changing && !a.svg.empty()) unused("--svg", "no --lengths or --phases, or --packed");
+  if (changing && a.cluster.find('+') != std::string::npos) unused("--lengths, --phases", "one kind of machines");
+  if (!changing && a.restart_s >= 0) unused("--restart", "--lengths or --phases");
+  if (a.packed && !a.phases.empty()) unused("--phases", "no --packed");
+  if (!(a.effort >= 0.01))
+    throw Error({"value not allowed", "--effort", std::to_string(a.effort), "at least 0.01", ""});
+  for (const std::string& path : {a.out, a.svg}) {
+    if (path.empty()) continue;
+    const bool is_new = !std::filesystem::exists(path);
+    if (!std::ofstream(path, std::ios::app)) throw Error({"cannot write", path, "", "", ""});
+    if (is_new) std::filesystem::remove(path);
+  }
+}
+
 PlanRequest RequestOf(const PlanArguments& a) {
   PlanRequest request;
   request.model = LoadModelShape(a.model);
@@ -222,7 +244,12 @@ PlanRequest RequestOf(const PlanArguments& a) {
   if (a.packed) {
     if (a.lengths.empty())
       throw Error({"lengths are missing", "--packed", "", "--lengths with those of the documents", ""});
-    request.documents = DocumentsOf(LoadLengths(a.lengths));
+    const Lengths lengths = LoadLengths(a.lengths);
+    if (lengths.longest > request.seq_length) {
+      throw Error({"documents longer than a sequence", "--lengths", std::to_string(lengths.longest),
+                   "at most --seq, " + std::to_string(request.seq_length), ""});
+    }
+    request.documents = DocumentsOf(lengths);
   }
   return request;
 }
@@ -230,6 +257,7 @@ PlanRequest RequestOf(const PlanArguments& a) {
 }  // namespace
 
 int PlanCommand(const PlanArguments& a) {
+  CheckArguments(a);
   const PlanRequest request = RequestOf(a);
   SearchControl control = ControlOf(a);
   Progress progress;

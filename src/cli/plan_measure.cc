@@ -64,7 +64,10 @@ std::vector<MeasuredLayout> MeasurePlan(const Plan& plan, const MeasurePlanOptio
     const PlanRow& row = plan.rows[i];
     if (!row.trains || !row.best()) continue;
     layouts.push_back({*row.best(), {}});
-    if (nearest < 0 || row.best()->tokens_per_gpu > plan.rows[nearest].best()->tokens_per_gpu) nearest = i;
+    const auto speed = [&](int k) {
+      return plan.rows[k].best()->tokens_per_gpu * static_cast<double>(plan.rows[k].grid.base.gpus());
+    };
+    if (nearest < 0 || speed(i) > speed(nearest)) nearest = i;
   }
   if (nearest < 0) {
     throw Error({"nothing to measure", "--measure", "no layout fits that the runtime executes", "",

@@ -85,7 +85,8 @@ std::string Changes(const Plan& plan) {
 }
 
 std::string Reliefs(const Plan& plan) {
-  if (plan.reliefs.empty()) return "";
+  const auto found = [](const Relief& r) { return !r.layout.empty(); };
+  if (std::none_of(plan.reliefs.begin(), plan.reliefs.end(), found)) return "";
   std::string out = plan.best() ? "\nThe plan is slow for want of memory. What would help:\n" : "\nWhat would fit:\n";
   for (const Relief& r : plan.reliefs) {
     if (r.layout.empty()) continue;

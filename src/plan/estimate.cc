@@ -92,21 +92,23 @@ Evaluation EvaluateRounds(const Job& job) {
   go_on(two.sim.limit_ns, &e.sim.limit_ns);
   go_on(two.sim.num_ops, &e.sim.num_ops);
   e.job = job;
+  if (e.round == batches[1]) e.round = static_cast<int>(all);  // of an order without rounds
   e.whole = false;
   SumUp(&e);
   return e;
 }
 
-StepEstimate EstimateStep(const Job& job) {
+StepEstimate EstimateStep(const Job& job, bool whole) {
   CheckJob(job);
   const int64_t all_layers = job.model.num_layers;
   const int64_t all_batches = job.micro_batches();
   std::vector<int64_t> layers = Sizes(all_layers, LayerPeriod(job), 2, 4);
   const bool shapes_differ = !job.expert_loads.empty() || job.expert_counts.size() > 1;
-  if (shapes_differ) layers = {all_layers};
+  if (shapes_differ || whole) layers = {all_layers};
   // Two rounds and three; of a long one, one and two.
   const int64_t first = OperationsOf(Smaller(job, layers[0], std::min(all_batches, 2 * RoundOf(job)))) > kLong ? 1 : 2;
-  const std::vector<int64_t> batches = Sizes(all_batches, RoundOf(job), first, first + 1);
+  std::vector<int64_t> batches = Sizes(all_batches, RoundOf(job), first, first + 1);
+  if (whole) batches = {all_batches};
   StepEstimate out;
   out.exact = layers.size() == 1 && batches.size() == 1;
   double steps[2];

@@ -16,7 +16,8 @@ struct StepEstimate {
 };
 // Simulates the same groups with fewer layers and fewer rounds of micro-batches, and goes on along the lines through
 // them: in an order of rounds the step is linear in both. Throws Error as CheckJob and the generators do.
-StepEstimate EstimateStep(const Job& job);
+// whole: nothing is left out.
+StepEstimate EstimateStep(const Job& job, bool whole = false);
 // As Evaluate; of a step of many rounds, two and three of them are simulated and every time goes on along its line
 // (memory is that of three). Throws Error as Evaluate does.
 Evaluation EvaluateRounds(const Job& job);

@@ -14,7 +14,9 @@ namespace {
 // What the sizing program's memory may be too high by, of the limit: a pipeline's fullest group is not always the one
 // that it takes.
 constexpr double kMayFit = 1.03, kColocatedMayFit = 1.2;
-constexpr double kHopeless = 1.3;  // memory of the least variant
+constexpr double kHopeless = 1.3;     // memory of the least variant
+constexpr int64_t kMostRound = 4096;  // what a neighbour or a small cluster is tried with
+constexpr int64_t kSmallBatch = 2048;
 constexpr int kSmallCluster = 16;  // GPUs: above, there are too many layouts to count them
 constexpr int kParts = 4;          // Tutel's degree, until the local search
 
@@ -177,7 +179,7 @@ void Grid::Rounds(Candidate c, bool all, std::vector<Candidate>* out) const {
   }
   const int64_t ring = 2 * std::max(c.pools.p_a, c.pools.p_f);
   if (all) {
-    for (int64_t q = 1; q <= c.micro_batches; ++q) {
+    for (int64_t q = 1; q <= std::min(c.micro_batches, kMostRound); ++q) {
       if (c.micro_batches % q != 0) continue;
       for (const int e : Given("slope") ? std::vector<int>{slope} : std::vector<int>{1, 2}) add(q, e);
     }
@@ -263,6 +265,8 @@ bool Grid::Complete(Candidate* c, int64_t most_replicas) const {
   Pools& x = c->pools;
   if (x.p_a < 1 || x.p_f < 1 || x.m < 1 || x.n < 1 || x.sequences < 1 || c->virtual_stages < 1) return false;
   if (colocated_) x.p_f = x.p_a, x.n = x.m;
+  // One group has no chunks to alternate with; dualpipe has a chunk a direction.
+  if (dual_ || (x.p_a == 1 && !Given("v"))) c->virtual_stages = 1;
   if (x.n > experts_ || x.p_a > layers_ || x.p_f > layers_ || x.sequences > kMostSequences) return false;
   if (colocated_ && (int64_t{x.p_a} * c->virtual_stages > layers_ || (dual_ && x.p_a % 2 == 1))) return false;
   x.replicas = static_cast<int>(std::min({Replicas(x), request_.batch_most / x.m, most_replicas}));
@@ -353,7 +357,7 @@ Grid::Ranked Grid::Rank(size_t most, const std::atomic<bool>* stop) const {
 // Of any number of replicas and workers, also where GPUs would be left for more.
 std::optional<std::vector<Candidate>> Grid::All(size_t most) const {
   std::vector<Candidate> out;
-  if (gpus_a_ > kSmallCluster || gpus_f_ > kSmallCluster) return std::nullopt;
+  if (gpus_a_ > kSmallCluster || gpus_f_ > kSmallCluster || request_.batch_most > kSmallBatch) return std::nullopt;
   const auto given = [](int value, int64_t last) {
     return value > 0 ? std::vector<int>(value <= last ? 1 : 0, value) : UpTo(static_cast<int>(last));
   };

@@ -43,6 +43,12 @@ std::vector<Candidate> Grid::Neighbours(const Candidate& from) const {
       if (!n_free) break;
       add([&](Candidate& c) { c.pools.n = value; });
       if (m_free) add([&](Candidate& c) { c.pools.n = value, c.pools.m = most_m(c.pools); });
+      if (m_free && choices_.head.size() > 1) {
+        add([&](Candidate& c) {
+          c.pools.n = value, c.pools.m = most_m(c.pools);
+          c.pools.head_on_attention = !x.head_on_attention;
+        });
+      }
     }
     for (int value : steps(x.m)) {
       if (!m_free) break;
@@ -90,8 +96,12 @@ std::vector<Candidate> Grid::Neighbours(const Candidate& from) const {
   }
   if (request_.base.uneven() && request_.base.expert_counts.empty())
     add([](Candidate& c) { c.balanced = !c.balanced; });
-  for (int value : steps(x.sequences))
-    if (!Given("b")) add([&](Candidate& c) { c.pools.sequences = value; });
+  for (int value : steps(x.sequences)) {
+    if (Given("b")) break;
+    add([&](Candidate& c) { c.pools.sequences = value; });
+    if (choices_.head.size() < 2) continue;
+    add([&](Candidate& c) { c.pools.sequences = value, c.pools.head_on_attention = !x.head_on_attention; });
+  }
   for (int64_t value : MicroBatches(x, colocated_ ? x.p_a : 2 * std::max(x.p_a, x.p_f), false)) {
     add([&](Candidate& c) { c.micro_batches = value; });
   }

@@ -77,8 +77,7 @@ void Grid::Score(Candidate* c) const {
     ns *= 1 + (x.p_a - 1) / (static_cast<double>(c->micro_batches) * chunks);
     const double of_chunk = static_cast<double>(layers_) / (static_cast<double>(x.p_a) * chunks);
     // Where some chunks have a layer more, about half of what the others would wait for them is left as waiting.
-    const double of_mean = static_cast<double>(layers_) / (static_cast<double>(x.p_a) * chunks);
-    ns *= 1 + 0.5 * (std::ceil(of_mean) / of_mean - 1);
+    ns *= 1 + 0.5 * (std::ceil(of_chunk) / of_chunk - 1);
     int64_t round = std::min<int64_t>(x.p_a, c->micro_batches);
     while (c->micro_batches % round != 0) ++round;
     held_a = x.p_a == 1 ? layers_ : of_chunk * ((chunks - 1) * static_cast<double>(round) + 2 * (x.p_a - 1) + 1);

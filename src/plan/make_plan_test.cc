@@ -111,7 +111,7 @@ TEST(MakePlan, TwoKindsOfMachines) {
   r.hardware = {LoadCluster("h800x8"), LoadCluster("h200x8")};
   r.schedules = {"af-pipe", "megatron-overlap"};
   const Plan plan = MakePlan(r, {});
-  ASSERT_EQ(plan.rows.size(), 7u);
+  ASSERT_EQ(plan.rows.size(), 8u);
   int pools = 0;
   for (const PlanRow& row : plan.rows) {
     ASSERT_TRUE(row.best()) << row.hardware;

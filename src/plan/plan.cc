@@ -16,6 +16,8 @@ namespace {
 // Groups that the sizing program chooses from; the search looks between.
 const std::vector<int> kGroupCounts{1, 2, 3, 4, 6, 8, 12, 16, 24, 32};
 constexpr double kSizingSeconds = 1;
+constexpr int64_t kFewGpus = 32;
+constexpr int kMostRechoices = 8;
 constexpr int64_t kMostOperations = 20'000'000;  // a few seconds
 
 double Gb(double bytes) { return bytes * 1e-9; }
@@ -42,7 +44,7 @@ std::vector<Setting> Parse(const PlanRequest& request) {
   return out;
 }
 
-bool Apply(std::vector<Setting>* settings, Job* job, Fixed* fixed) {
+void Apply(std::vector<Setting>* settings, Job* job, Fixed* fixed) {
   std::set<std::string> known;
   for (const KnobHelp& knob : Knobs()) known.insert(knob.name);
   for (Setting& s : *settings) {
@@ -52,7 +54,6 @@ bool Apply(std::vector<Setting>* settings, Job* job, Fixed* fixed) {
     fixed->insert(s.name);
     s.used = true;
   }
-  return true;
 }
 
 struct Arrangement {
@@ -61,19 +62,45 @@ struct Arrangement {
   std::optional<ClusterSpec> ffn;
 };
 
-// As slow as the slower in everything, with the GPUs of both.
+// As slow as the slower in everything, with the GPUs of both; no node has GPUs of both.
 ClusterSpec Slower(const ClusterSpec& a, const ClusterSpec& b) {
   ClusterSpec out = a;
   const auto less = [](double* x, double y) { *x = std::min(*x, y); };
+  const auto more = [](double* x, double y) { *x = std::max(*x, y); };
   out.gpus = a.gpus + b.gpus;
+  const int node = std::min({a.gpus, b.gpus, a.gpus_per_node});
+  out.nics_per_node = std::max(1, std::min(a.nics_per_node, b.nics_per_node) * node / a.gpus_per_node);
+  out.gpus_per_node = node;
+  if (a.gpu.name != b.gpu.name) out.gpu.name = a.gpu.name + " + " + b.gpu.name;
   less(&out.gpu.peak_tflops, b.gpu.peak_tflops);
   less(&out.gpu.memory_gb, b.gpu.memory_gb);
   less(&out.gpu.memory_gbytes_s, b.gpu.memory_gbytes_s);
   less(&out.nvlink_gbytes_s, b.nvlink_gbytes_s);
   less(&out.nic_gbytes_s, b.nic_gbytes_s);
-  out.nics_per_node = std::min(a.nics_per_node, b.nics_per_node);
+  more(&out.nic_latency_us, b.nic_latency_us);
+  more(&out.nvlink_latency_us, b.nvlink_latency_us);
+  more(&out.spine_oversubscription, b.spine_oversubscription);
+  if (b.topology == "rail") out.topology = b.topology;
+  EfficiencySpec& e = out.efficiency;
+  const EfficiencySpec& f = b.efficiency;
+  for (auto share :
+       {&EfficiencySpec::attention_forward, &EfficiencySpec::attention_backward, &EfficiencySpec::gemm,
+        &EfficiencySpec::grouped_gemm, &EfficiencySpec::memory, &EfficiencySpec::all_to_all, &EfficiencySpec::m2n,
+        &EfficiencySpec::point_to_point, &EfficiencySpec::nvlink, &EfficiencySpec::collective}) {
+    less(&(e.*share), f.*share);
+  }
+  for (auto cost : {&EfficiencySpec::grouped_gemm_half_rows, &EfficiencySpec::op_overhead_us,
+                    &EfficiencySpec::message_overhead_us, &EfficiencySpec::overlap_slowdown}) {
+    more(&(e.*cost), f.*cost);
+  }
   out.name = a.name + "+" + b.name;
   return out;
+}
+
+// Nodes of both must be whole to be nodes of one cluster.
+bool CanJoin(const ClusterSpec& a, const ClusterSpec& b) {
+  const int node = std::min({a.gpus, b.gpus, a.gpus_per_node});
+  return a.gpus_per_node == b.gpus_per_node && a.gpus % node == 0 && b.gpus % node == 0;
 }
 
 std::vector<Arrangement> Arrangements(const PlanRequest& request, bool colocated) {
@@ -83,11 +110,11 @@ std::vector<Arrangement> Arrangements(const PlanRequest& request, bool colocated
   std::vector<Arrangement> out;
   if (!colocated) {
     out.push_back({"A on " + x.name + ", F on " + y.name, x, y});
-    out.push_back({"A on " + y.name + ", F on " + x.name, y, x});
-  } else if (x.gpus_per_node == y.gpus_per_node) {
-    out.push_back({"all as the slower", Slower(x, y), std::nullopt});
+    if (x.name != y.name) out.push_back({"A on " + y.name + ", F on " + x.name, y, x});
   }
-  for (const ClusterSpec& one : request.hardware) out.push_back({one.name + " alone", one, std::nullopt});
+  if (CanJoin(x, y)) out.push_back({"all as the slower", Slower(x, y), std::nullopt});
+  out.push_back({x.name + " alone", x, std::nullopt});
+  if (x.name != y.name) out.push_back({y.name + " alone", y, std::nullopt});
   return out;
 }
 
@@ -104,6 +131,7 @@ bool Better(const Evaluation& a, const Evaluation& b) {
 }
 
 void Choose(Plan* plan) {
+  plan->chosen = plan->best_split = plan->best_colocated = -1;
   for (size_t i = 0; i < plan->rows.size(); ++i) {
     const Evaluation* e = plan->rows[i].best();
     if (!e) continue;
@@ -112,6 +140,24 @@ void Choose(Plan* plan) {
       if (*at < 0 || Better(*e, *plan->rows[*at].best())) *at = static_cast<int>(i);
     }
   }
+}
+
+// Whether one of the best was not yet simulated whole, and is now.
+bool SimulateChosen(Plan* plan) {
+  bool changed = false;
+  for (const int i : std::set<int>{plan->chosen, plan->best_split, plan->best_colocated}) {
+    if (i < 0 || plan->rows[i].best()->whole) continue;
+    ScheduleSearch& search = plan->rows[i].search;
+    Found found = std::move(search.fitting.front());
+    search.fitting.erase(search.fitting.begin());
+    if (OperationsOf(found.e.job) < kMostOperations) found.e = Evaluate(found.e.job);
+    found.e.whole = true;
+    const auto faster = [](const Found& a, const Found& b) { return a.per_sequence() < b.per_sequence(); };
+    std::vector<Found>& to = found.e.fits ? search.fitting : search.over;
+    to.insert(std::upper_bound(to.begin(), to.end(), found, faster), std::move(found));
+    changed = true;
+  }
+  return changed;
 }
 
 // Whether much faster layouts only lack memory.
@@ -339,7 +385,8 @@ Plan MakePlan(const PlanRequest& request, const SearchControl& control) {
   Plan plan;
   plan.rows = RowsOf(request);
   SearchControl inner = control;
-  inner.effort = request.effort;
+  // Small clusters have more layouts for each GPU, and their steps are quickly simulated.
+  inner.effort = request.effort * (GpusOf(request) <= kFewGpus ? 3 : 1);
   inner.threads = plan.rows.size() >= 2 * static_cast<size_t>(control.threads) ? 1 : control.threads;
   const int outer = inner.threads == 1 ? control.threads : 1;
   std::mutex mutex;
@@ -389,12 +436,8 @@ Plan MakePlan(const PlanRequest& request, const SearchControl& control) {
     plan.rows[i].search = Continue(std::move(plan.rows[i].search), plan.rows[i].grid, inner, seeds[i]);
   });
   Choose(&plan);
-  // What is said of the best is simulated whole.
-  for (const int i : std::set<int>{plan.chosen, plan.best_split, plan.best_colocated}) {
-    if (i < 0 || plan.rows[i].best()->whole) continue;
-    Evaluation& e = plan.rows[i].search.fitting[0].e;
-    if (OperationsOf(e.job) < kMostOperations) e = Evaluate(e.job);
-  }
+  // What is said of the best is simulated whole, which may change who is best.
+  for (int round = 0; round < kMostRechoices && SimulateChosen(&plan); ++round) Choose(&plan);
   for (const PlanRow& row : plan.rows) {
     plan.counts += row.search.counts;
     plan.stopped |= row.search.stopped;

@@ -13,7 +13,8 @@
 namespace disagmoe {
 namespace {
 
-constexpr size_t kOfRow = 3;   // layouts of each schedule that are looked at again
+constexpr size_t kOfPlan =
+    4;  // layouts of the plan's schedule that are looked at again; of others that train, the best
 constexpr int kMostGpus = 32;  // times those that there are
 
 std::vector<ClusterSpec*> MachinesOf(Job* job) {
@@ -58,11 +59,13 @@ std::vector<WhatIf> WhatIfs(const Job& plan) {
                    for (ClusterSpec* c : MachinesOf(&j)) c->nic_gbytes_s *= 0.8;
                    return std::vector<Job>{j};
                  }});
-  out.push_back({"sequences twice as long, half as many", [](Job j) {
+  out.push_back({"sequences twice as long, about half as many", [](Job j) {
                    j.seq_length *= 2;
                    if (j.micro_batches() % 2 == 0 && (j.round == 0 || j.micro_batches() / 2 % j.round == 0))
                      j.global_batch /= 2;
-                   return std::vector<Job>{j};
+                   Job again = j;
+                   again.recompute = true;
+                   return std::vector<Job>{j, again};
                  }});
   if (!plan.uneven() && plan.model.num_experts > 1) {
     const double skew = SkewOf(plan.model.num_experts, 2);
@@ -120,9 +123,13 @@ std::string LayoutText(const Job& job) {
 
 void AddChanges(const SearchControl& control, Plan* plan) {
   std::vector<const Job*> layouts{&plan->best()->job};
-  for (const PlanRow& row : plan->rows) {
-    for (size_t i = 0; i < std::min(kOfRow, row.search.fitting.size()); ++i)
-      layouts.push_back(&row.search.fitting[i].e.job);
+  for (const int i : BestRows(*plan)) {
+    const PlanRow& row = plan->rows[i];
+    if (!row.trains && i != plan->chosen) continue;
+    const size_t most = i == plan->chosen ? kOfPlan : 1;
+    for (size_t k = 0; k < std::min(most, row.search.fitting.size()); ++k) {
+      if (&row.search.fitting[k].e != plan->best()) layouts.push_back(&row.search.fitting[k].e.job);
+    }
   }
   const Timed today = TimeOf({*layouts[0]}, layouts[0]);
   for (const WhatIf& what : WhatIfs(*layouts[0])) {

@@ -96,7 +96,7 @@ Evaluation Baseline(Job job, int ep) {
 Evaluation TwoPools(Job job, int p, int m, int n) {
   job.p_a = job.p_f = p;
   job.m = m, job.n = n;
-  return Best(job, {"p", "m", "n", "head", "recompute"});
+  return Best(job, {"p", "m", "n", "head", "recompute", "mixed_nodes"});
 }
 
 ClaimTable SpeedUpTable(const Progress& progress) {

@@ -12,15 +12,15 @@
 namespace disagmoe {
 namespace {
 
-constexpr size_t kEverything = 50'000;   // layouts, of which all are simulated
-constexpr int64_t kEverythingEffort = 10;  // and the effort that may take
-constexpr size_t kBatch = 8;       // looked at together, whatever the number of threads
-constexpr size_t kSimulated = 6;   // of the estimated ones
-constexpr int kRounds = 8;         // of simulations, before the climbs
-constexpr size_t kKept = 24;       // whole simulations that are kept
-constexpr int kMostSteps = 40;     // of a climb
-constexpr double kHopeless = 1.3;  // memory by the sizing program, of the limit
-constexpr int kStarts = 3;         // of climbs, from different numbers of groups
+constexpr size_t kEverything = 80'000;     // layouts, of which all are simulated
+constexpr int64_t kEverythingEffort = 20;  // and the effort that may take
+constexpr size_t kBatch = 8;               // looked at together, whatever the number of threads
+constexpr size_t kSimulated = 6;           // of the estimated ones
+constexpr int kRounds = 8;                 // of simulations, before the climbs
+constexpr size_t kKept = 24;               // whole simulations that are kept
+constexpr int kMostSteps = 40;             // of a climb
+constexpr double kHopeless = 1.3;          // memory by the sizing program, of the limit
+constexpr int kStarts = 3;                 // of climbs, from different numbers of groups
 
 struct Tried {
   Candidate candidate;
@@ -38,7 +38,7 @@ class Search {
   ScheduleSearch GoOn(ScheduleSearch found, const std::vector<Candidate>& seeds);
 
  private:
-  void Estimate(std::vector<Candidate> batch);
+  void Estimate(std::vector<Candidate> batch, bool whole = false);
   std::vector<Found> Simulate(const std::vector<Candidate>& batch);
   void SimulateBest();
   std::optional<Found> BestSince(size_t first, double than);
@@ -84,7 +84,7 @@ void Search::Report() {
   if (control_.progress) control_.progress(out_.schedule, out_.counts, out_.best() ? out_.best()->tokens_per_gpu : 0);
 }
 
-void Search::Estimate(std::vector<Candidate> batch) {
+void Search::Estimate(std::vector<Candidate> batch, bool whole) {
   std::vector<Tried> results(batch.size());
   std::vector<std::optional<ErrorParts>> mistakes(batch.size());
   // Stopped early, the first are tried all the same: an answer is better than none.
@@ -95,7 +95,7 @@ void Search::Estimate(std::vector<Candidate> batch) {
     if (stopped) return;
     try {
       const Job job = grid_.JobOf(batch[i]);
-      t.estimate = EstimateStep(job);
+      t.estimate = EstimateStep(job, whole);
       t.per_sequence = t.estimate.step_ns / static_cast<double>(job.global_batch);
       t.valid = true;
     } catch (const Error& error) {  // an order that the generator does not take
@@ -229,8 +229,12 @@ std::optional<Found> Search::BestSince(size_t first, double than) {
   std::stable_sort(order.begin(), order.end(),
                    [](const Tried* a, const Tried* b) { return a->per_sequence < b->per_sequence; });
   std::vector<Candidate> batch;
+  int64_t operations = 0;
   for (const Tried* t : order) {
-    if (batch.size() < kSimulated && (t->estimate.full <= 1.02 || any_memory_)) batch.push_back(t->candidate);
+    if (t->estimate.full > 1.02 && !any_memory_) continue;
+    if (batch.size() >= kSimulated || operations > control_.effort / 8) break;
+    operations += OperationsOf(grid_.JobOf(t->candidate)) / 3;
+    batch.push_back(t->candidate);
   }
   std::optional<Found> best;
   for (Found& f : Simulate(batch)) {
@@ -272,8 +276,8 @@ bool Search::Everything(const std::vector<Candidate>& seeds) {
   for (const Candidate& c : *all) operations += OperationsOf(grid_.JobOf(c));
   if (operations > kEverythingEffort * control_.effort) return false;
   out_.counts.considered = static_cast<int64_t>(all->size());
-  Estimate(seeds);
-  Estimate(*all);
+  Estimate(seeds, true);
+  Estimate(*all, true);
   SimulateBest();
   if (out_.fitting.empty()) Smallest({});
   out_.stopped = control_.stopped();
@@ -318,6 +322,7 @@ ScheduleSearch Search::Run(const std::vector<Candidate>& seeds, const std::strin
   if (!Rows(order, seeds.size(), control_.effort / 4) && !any_memory_) Rows(ranked.smallest, 0, control_.effort / 2);
   Rows(order, seeds.size(), control_.effort / 2);
   SimulateBest();
+  spent_ = std::min(spent_, control_.effort * 3 / 5);  // the climb has its share, whatever was spent
   Climb();
   if (out_.fitting.empty()) {
     Smallest(ranked.smallest);
