@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/time.h"
 #include "cli/commands.h"
+#include "cli/temporary_folder.h"
 #include "cost/profile.h"
 #include "spec/trainable.h"
 #include "trace/trace.h"
@@ -32,18 +33,6 @@ constexpr double kSecondsARun = 0.6;  // of traced steps
 // Where other programs take more than this share of the processors, a run is made again, so many times in all.
 constexpr double kQuiet = 0.03;
 constexpr int kTries = 3;
-
-// Gone with its contents when the command ends.
-struct TemporaryFolder {
-  TemporaryFolder() : path((fs::temp_directory_path() / ("disagmoe-profile-" + std::to_string(getpid()))).string()) {
-    fs::create_directories(path);
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    fs::remove_all(path, ignored);
-  }
-  const std::string path;
-};
 
 // The given configuration, reduced to what is measured: an attention and an FFN worker, a few layers and steps.
 RunConfig Base(RunConfig config, const std::string& out) {
@@ -260,7 +249,7 @@ int ProfileCommand(const ProfileArguments& arguments) {
   seq_lengths.push_back(config.train.seq_length);
   std::sort(seq_lengths.begin(), seq_lengths.end());
   seq_lengths.erase(std::unique(seq_lengths.begin(), seq_lengths.end()), seq_lengths.end());
-  const TemporaryFolder folder;
+  const TemporaryFolder folder("disagmoe-profile");
   const std::vector<Measurement> plan = Plan(Base(config, folder.path + "/run"), seq_lengths);
   ProfileBuilder builder(config);
   const int64_t begin = NowNs();

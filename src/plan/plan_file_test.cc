@@ -131,7 +131,7 @@ TEST_F(PlanFileTest, ReadsBackTheSameJob) {
   std::set<std::string> settings;
   int uneven = 0;
   for (const ScheduleName& schedule : ScheduleNames()) {
-    for (int i = 0; i < 40; ++i) {
+    for (int i = 0; i < 16; ++i) {
       const std::string& model = i % 2 ? config : run;
       const std::string cluster = i % 4 < 2 || schedule.colocated ? "h800x32" : "h100x16+h800x24";
       Job job = RandomLayout(schedule, model, cluster, rng);
@@ -153,7 +153,7 @@ TEST_F(PlanFileTest, ReadsBackTheSameJob) {
       for (const std::string& s : LoadConfig(Write(text), {}).plan.settings) settings.insert(s.substr(0, s.find('=')));
     }
   }
-  EXPECT_GT(uneven, 20);
+  EXPECT_GT(uneven, 8);
   // Each was tried, and those that another table says are none of [plan].
   const std::set<std::string> tables{"p", "p_a", "p_f", "m", "n", "ep", "b", "batch", "round", "slope", "head",
                                      "recompute",
