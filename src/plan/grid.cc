@@ -241,24 +241,24 @@ void Grid::Variants(const Pools& shape, int virtual_stages, bool all, std::vecto
 
 // The variant that needs least memory.
 std::optional<Candidate> Grid::Least(const Pools& shape) const {
-  Candidate c;
-  c.pools = shape;
-  c.pools.sequences = choices_.sequences.front();
-  c.pools.recompute = choices_.recompute.back();
-  c.pools.head_on_attention = choices_.head.back();
-  c.virtual_stages = choices_.virtual_stages.front();
-  c.parts = choices_.parts.front();
+  std::vector<Candidate> variants;
   const int64_t ring = colocated_ ? shape.p_a : 2 * std::max(shape.p_a, shape.p_f);
-  std::optional<Candidate> out;
-  for (const int64_t batches : MicroBatches(c.pools, ring, false)) {
-    c.micro_batches = batches;
-    std::vector<Candidate> rounds;
-    Rounds(c, false, &rounds);
-    for (const Candidate& x : rounds) {
-      if (!out || x.full < out->full) out = x;
+  for (const bool head : choices_.head) {
+    Candidate c;
+    c.pools = shape;
+    c.pools.sequences = choices_.sequences.front();
+    c.pools.recompute = choices_.recompute.back();
+    c.pools.head_on_attention = head;
+    c.virtual_stages = choices_.virtual_stages.front();
+    c.parts = choices_.parts.front();
+    for (const int64_t batches : MicroBatches(c.pools, ring, false)) {
+      c.micro_batches = batches;
+      Rounds(c, false, &variants);
     }
   }
-  return out;
+  const auto least = std::min_element(variants.begin(), variants.end(),
+                                      [](const Candidate& a, const Candidate& b) { return a.full < b.full; });
+  return least == variants.end() ? std::nullopt : std::optional(*least);
 }
 
 bool Grid::Complete(Candidate* c, int64_t most_replicas) const {
