@@ -135,9 +135,6 @@ struct ModelArguments {
 };
 int ModelCommand(const ModelArguments& arguments);
 
-// "4096" or "4k" tokens, as an option says it.
-int64_t ParseTokens(const std::string& text, const std::string& option);
-
 // The disagmoe-worker in the same folder as this program.
 std::string WorkerProgram();
 // Replaces this process by it.

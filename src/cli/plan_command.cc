@@ -20,6 +20,7 @@
 #include "plan/plan_file.h"
 #include "plan/roofline.h"
 #include "plan/text.h"
+#include "spec/trainable.h"
 
 namespace disagmoe {
 namespace {
@@ -64,7 +65,7 @@ std::vector<std::string> Schedules(const PlanArguments& a) {
     if (name == "all") return {};
     if (name == "trained") {
       for (const ScheduleName& known : ScheduleNames()) {
-        if (Trains(known.name)) out.push_back(known.name);
+        if (MissingForSchedule(known.name).empty()) out.push_back(known.name);
       }
     } else {
       out.push_back(name);
@@ -123,20 +124,6 @@ void Write(const std::string& path, const std::string& text) {
 }
 
 }  // namespace
-
-int64_t ParseTokens(const std::string& text, const std::string& option) {
-  size_t used = 0;
-  int64_t value = 0;
-  try {
-    value = std::stoll(text, &used);
-  } catch (const std::exception&) {
-    used = 0;
-  }
-  const std::string rest = used > 0 ? text.substr(used) : "?";
-  if (rest == "k" || rest == "K") value *= 1024;
-  if (value >= 1 && value <= (int64_t{1} << 24) && (rest.empty() || rest == "k" || rest == "K")) return value;
-  throw Error({"value not allowed", option, "\"" + text + "\"", "tokens, such as 4096 or 4k", ""});
-}
 
 namespace {
 
@@ -236,7 +223,7 @@ PlanRequest RequestOf(const PlanArguments& a) {
   request.hardware = LoadClusters(a.cluster);
   request.schedules = Schedules(a);
   request.settings = a.settings;
-  request.seq_length = ParseTokens(a.seq, "--seq");
+  request.seq_length = ParseLength(a.seq, "--seq");
   request.changes = !a.brief;
   request.effort = static_cast<int64_t>(static_cast<double>(request.effort) * a.effort);
   ParseBatch(a.batch, &request);

@@ -64,9 +64,7 @@ std::vector<MeasuredLayout> MeasurePlan(const Plan& plan, const MeasurePlanOptio
     const PlanRow& row = plan.rows[i];
     if (!row.trains || !row.best()) continue;
     layouts.push_back({*row.best(), {}});
-    const auto speed = [&](int k) {
-      return plan.rows[k].best()->tokens_per_gpu * static_cast<double>(plan.rows[k].grid.base.gpus());
-    };
+    const auto speed = [&](int k) { return plan.rows[k].best()->tokens_per_second(); };
     if (nearest < 0 || speed(i) > speed(nearest)) nearest = i;
   }
   if (nearest < 0) {

@@ -3,16 +3,13 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "cli/evaluation_json.h"
 #include "plan/text.h"
 
 namespace disagmoe {
 namespace {
 
 using nlohmann::ordered_json;
-
-double Speed(const Evaluation& e) {
-  return static_cast<double>(e.job.global_batch) * static_cast<double>(e.job.seq_length) / e.step_seconds;
-}
 
 long long Ll(int64_t x) { return static_cast<long long>(x); }
 
@@ -35,7 +32,7 @@ std::string Row(const Plan& plan, const PlanRow& row, bool chosen) {
                   row.search.mistake ? Error(*row.search.mistake).what() : "no layout");
   std::string times = "-";
   if (row.best() && plan.best_colocated >= 0) {
-    times = Format("%.2fx", Speed(*e) / Speed(*plan.rows[plan.best_colocated].best()));
+    times = Format("%.2fx", e->tokens_per_second() / plan.rows[plan.best_colocated].best()->tokens_per_second());
   }
   return Format("%-18s %9.3f %8.0f %5.1f %6s | %4.0f %4.0f %4.0f %4.0f | %5.1f | %s%s%s%s\n", name.c_str(),
                 e->step_seconds, e->tokens_per_gpu, 100 * e->mfu, times.c_str(), 100 * e->compute, 100 * e->overlapped,
@@ -99,38 +96,9 @@ std::string Reliefs(const Plan& plan) {
 }
 
 ordered_json LayoutJson(const Evaluation& e) {
-  const Job& j = e.job;
-  return {{"schedule", j.schedule},
-          {"layout", LayoutText(e)},
-          {"p_a", j.p_a},
-          {"p_f", j.colocated() ? 0 : j.p_f},
-          {"m", j.m},
-          {"n", j.colocated() ? 0 : j.n},
-          {"virtual_stages", j.colocated() ? j.virtual_stages : 0},
-          {"replicas", j.replicas()},
-          {"sequences", j.sequences},
-          {"micro_batches", j.micro_batches()},
-          {"global_batch", j.global_batch},
-          {"round", e.round},
-          {"slope", j.slope},
-          {"parts", e.parts},
-          {"recompute", j.recompute},
-          {"head", j.head_on_attention ? "attention" : "ffn"},
-          {"mixed_nodes", j.mixed_nodes},
-          {"nics_a", j.nics_a},
-          {"nics_f", j.nics_f},
-          {"idle_gpus", j.idle_gpus},
-          {"step_seconds", e.step_seconds},
-          {"tokens_per_second", Speed(e)},
-          {"tokens_per_second_per_gpu", e.tokens_per_gpu},
-          {"mfu", e.mfu},
-          {"compute", e.compute},
-          {"overlapped", e.overlapped},
-          {"exposed", e.exposed},
-          {"bubble", e.bubble},
-          {"peak_bytes", e.peak_bytes},
-          {"fits", e.fits},
-          {"binds", WhatBinds(e)}};
+  ordered_json out = EvaluationJson(e);
+  out["binds"] = WhatBinds(e);
+  return out;
 }
 
 }  // namespace

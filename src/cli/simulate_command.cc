@@ -7,8 +7,10 @@
 
 #include "base/error.h"
 #include "cli/commands.h"
+#include "cli/evaluation_json.h"
 #include "cost/expert_load.h"
 #include "plan/evaluate.h"
+#include "plan/lengths.h"
 #include "plan/plan_file.h"
 
 namespace disagmoe {
@@ -107,37 +109,12 @@ ordered_json WorkersJson(const Evaluation& e) {
 
 ordered_json ToJson(const Evaluation& e) {
   const Job& j = e.job;
-  return {{"schedule", j.schedule},
-          {"seq_length", j.seq_length},
-          {"global_batch", j.global_batch},
-          {"layout", LayoutText(e)},
-          {"p_a", j.p_a},
-          {"p_f", j.colocated() ? 0 : j.p_f},
-          {"m", j.m},
-          {"n", j.colocated() ? 0 : j.n},
-          {"virtual_stages", j.colocated() ? j.virtual_stages : 0},
-          {"replicas", j.replicas()},
-          {"sequences", j.sequences},
-          {"micro_batches", j.micro_batches()},
-          {"round", e.round},
-          {"parts", e.parts},
-          {"recompute", j.recompute},
-          {"step_ns", e.sim.step_ns},
-          {"tokens_per_second_per_gpu", e.tokens_per_gpu},
-          {"tflops_per_gpu", e.tflops_per_gpu},
-          {"mfu", e.mfu},
-          {"compute", e.compute},
-          {"overlapped", e.overlapped},
-          {"exposed", e.exposed},
-          {"bubble", e.bubble},
-          {"peak_bytes", e.peak_bytes},
-          {"fits", e.fits},
-          {"limit", e.sim.limit},
-          {"limit_ns", e.sim.limit_ns},
-          {"all_to_all_efficiency", j.cluster.efficiency.all_to_all},
-          {"m2n_efficiency", j.colocated() ? ordered_json() : ordered_json(j.cluster.efficiency.m2n)},
-          {"dedup", DedupName(j.dedup)},
-          {"workers", WorkersJson(e)}};
+  ordered_json out = EvaluationJson(e);
+  out["all_to_all_efficiency"] = j.cluster.efficiency.all_to_all;
+  out["m2n_efficiency"] = j.colocated() ? ordered_json() : ordered_json(j.cluster.efficiency.m2n);
+  out["dedup"] = DedupName(j.dedup);
+  out["workers"] = WorkersJson(e);
+  return out;
 }
 
 void PrintHead(const Job& job, int64_t batch) {
@@ -312,7 +289,7 @@ int SimulateCommand(const SimulateArguments& a) {
   if (clusters.size() == 2) base.ffn_cluster = clusters[1];
   if (!a.expert_load.empty()) base.expert_loads = ReadExpertLoads(a.expert_load);
   std::vector<int64_t> sequences;
-  for (const std::string& text : a.sequences) sequences.push_back(ParseTokens(text, "--seq"));
+  for (const std::string& text : a.sequences) sequences.push_back(ParseLength(text, "--seq"));
   if (sequences.empty()) sequences.push_back(4096);
   if (!a.trace.empty() && (schedules.size() != 1 || sequences.size() != 1)) {
     throw Error({"a trace is of one simulation", "--trace", std::to_string(schedules.size() * sequences.size()), "one schedule, one --seq", ""});

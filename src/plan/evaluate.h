@@ -31,6 +31,10 @@ struct Evaluation {
   int fullest = 0;              // its class
   bool fits = true;
   bool whole = true;            // every micro-batch was simulated (estimate.h)
+  // Of the whole cluster, whatever part of it is used.
+  double tokens_per_second() const {
+    return static_cast<double>(job.global_batch) * static_cast<double>(job.seq_length) / step_seconds;
+  }
   double over_limit() const { return static_cast<double>(sim.step_ns) / static_cast<double>(sim.limit_ns); }
 };
 

@@ -14,7 +14,6 @@ namespace {
 // What the sizing program's memory may be too high by, of the limit: a pipeline's fullest group is not always the one
 // that it takes.
 constexpr double kMayFit = 1.03, kColocatedMayFit = 1.2;
-constexpr double kHopeless = 1.3;     // memory of the least variant
 constexpr int64_t kMostRound = 4096;  // what a neighbour or a small cluster is tried with
 constexpr int64_t kSmallBatch = 2048;
 constexpr int kSmallCluster = 16;  // GPUs: above, there are too many layouts to count them

@@ -33,6 +33,7 @@ struct GridRequest {
   int64_t batch_wanted() const { return base.global_batch; }
 };
 
+constexpr double kHopeless = 1.3;  // memory by the sizing program over the limit: not tried
 constexpr int kMostSequences = 64;  // of a micro-batch, a worker
 
 class Grid {

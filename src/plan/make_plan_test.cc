@@ -21,19 +21,15 @@ PlanRequest Small() {
   return r;
 }
 
-double Speed(const Evaluation& e) {
-  return static_cast<double>(e.job.global_batch) * static_cast<double>(e.job.seq_length) / e.step_seconds;
-}
-
 TEST(MakePlan, IsTheBestRowAndNeverWorseThanColocated) {
   const Plan plan = MakePlan(Small(), {});
   ASSERT_TRUE(plan.best());
   for (const PlanRow& row : plan.rows) {
     ASSERT_TRUE(row.best()) << row.schedule;
-    EXPECT_GE(Speed(*plan.best()), Speed(*row.best())) << row.schedule;
+    EXPECT_GE(plan.best()->tokens_per_second(), row.best()->tokens_per_second()) << row.schedule;
   }
   ASSERT_GE(plan.best_colocated, 0);
-  EXPECT_GE(Speed(*plan.best()), Speed(*plan.rows[plan.best_colocated].best()));
+  EXPECT_GE(plan.best()->tokens_per_second(), plan.rows[plan.best_colocated].best()->tokens_per_second());
   // A rejected layout that fits is slower, one that is faster does not fit.
   for (const Rejected& r : plan.rejected) EXPECT_EQ(r.e.fits, r.slower >= 1) << r.differs;
   const bool splits = !plan.best()->job.colocated();
@@ -116,7 +112,7 @@ TEST(MakePlan, TwoKindsOfMachines) {
   for (const PlanRow& row : plan.rows) {
     ASSERT_TRUE(row.best()) << row.hardware;
     pools += row.best()->job.ffn_cluster.has_value();
-    EXPECT_LE(Speed(*row.best()), Speed(*plan.best()));
+    EXPECT_LE(row.best()->tokens_per_second(), plan.best()->tokens_per_second());
   }
   EXPECT_EQ(pools, 2);
   // h800 and h200 differ in memory and its bandwidth: the slower is h800.

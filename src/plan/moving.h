@@ -47,8 +47,7 @@ struct MoveCost {
   double seconds() const { return move_seconds + restart_seconds; }
 };
 
-// Building groups and their communicators anew: MegaScale (NSDI 2024) reports less than 5 seconds for 2048 GPUs, and
-// 1047 before its changes. The rest is for buffers and the first steps: a guess, measure your own.
+// Building groups and their communicators anew, buffers, the first slow steps: a guess. Measure your own.
 inline constexpr double kRestartSeconds = 10;
 
 // Jobs of the same model and machines; sizes of parameters and the sharding are those of each.

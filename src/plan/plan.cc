@@ -9,6 +9,7 @@
 #include "plan/estimate.h"
 #include "plan/plan_changes.h"
 #include "plan/text.h"
+#include "spec/trainable.h"
 
 namespace disagmoe {
 namespace {
@@ -118,13 +119,8 @@ std::vector<Arrangement> Arrangements(const PlanRequest& request, bool colocated
   return out;
 }
 
-// Tokens a second of all that there is, whatever part of it is used.
-double Speed(const Evaluation& e) {
-  return static_cast<double>(e.job.global_batch) * static_cast<double>(e.job.seq_length) / e.step_seconds;
-}
-
 bool Better(const Evaluation& a, const Evaluation& b) {
-  const double x = Speed(a), y = Speed(b);
+  const double x = a.tokens_per_second(), y = b.tokens_per_second();
   // system.md section 6: equal steps by their memory.
   if (std::abs(x - y) > 1e-9 * y) return x > y;
   return a.peak_bytes < b.peak_bytes;
@@ -151,10 +147,8 @@ bool SimulateChosen(Plan* plan) {
     Found found = std::move(search.fitting.front());
     search.fitting.erase(search.fitting.begin());
     if (OperationsOf(found.e.job) < kMostOperations) found.e = Evaluate(found.e.job);
-    found.e.whole = true;
-    const auto faster = [](const Found& a, const Found& b) { return a.per_sequence() < b.per_sequence(); };
-    std::vector<Found>& to = found.e.fits ? search.fitting : search.over;
-    to.insert(std::upper_bound(to.begin(), to.end(), found, faster), std::move(found));
+    found.e.whole = true;  // or as much of it as is simulated of anything
+    search.Keep(std::move(found), false);
     changed = true;
   }
   return changed;
@@ -165,14 +159,14 @@ bool Starved(const Plan& plan) {
   constexpr double kMuch = 2;
   return std::any_of(plan.rows.begin(), plan.rows.end(), [&](const PlanRow& row) {
     const Evaluation* e = row.search.nearest();
-    return e && !row.best() && Speed(*e) > kMuch * Speed(*plan.best());
+    return e && !row.best() && e->tokens_per_second() > kMuch * plan.best()->tokens_per_second();
   });
 }
 
 void AddRejected(Plan* plan) {
   const Evaluation& best = *plan->best();
   const auto add = [&](const Evaluation& e) {
-    plan->rejected.push_back({e, Difference(best, e), WhatBinds(e), Speed(best) / Speed(e)});
+    plan->rejected.push_back({e, Difference(best, e), WhatBinds(e), best.tokens_per_second() / e.tokens_per_second()});
   };
   const PlanRow& row = plan->rows[plan->chosen];
   // Of the same schedule: the best of other groups, and the fastest that does not fit.
@@ -187,7 +181,7 @@ void AddRejected(Plan* plan) {
   }
   const Evaluation* over = nullptr;
   for (const Found& f : row.search.over) {
-    if (Speed(f.e) > Speed(best) && (!over || Speed(f.e) > Speed(*over))) over = &f.e;
+    if (f.e.tokens_per_second() > best.tokens_per_second() && (!over || f.e.tokens_per_second() > over->tokens_per_second())) over = &f.e;
   }
   if (over) add(*over);
   for (const int i : BestRows(*plan)) {
@@ -245,11 +239,6 @@ int64_t GpusOf(const PlanRequest& request) {
   int64_t gpus = 0;
   for (const ClusterSpec& c : request.hardware) gpus += c.gpus;
   return gpus;
-}
-
-bool Trains(const std::string& schedule) {
-  static const std::set<std::string> names{"af-pipe", "af-pipe-zb", "megatron-1f1b", "megatron-overlap", "dualpipe-v"};
-  return names.contains(schedule);
 }
 
 std::vector<int> BestRows(const Plan& plan) {
@@ -331,7 +320,7 @@ std::string Verdict(const Plan& plan) {
   const Evaluation& split = *plan.rows[plan.best_split].best();
   if (plan.best_colocated < 0) return "Splitting is the only way that fits the memory: " + row(plan.best_split) + ".";
   const Evaluation& colocated = *plan.rows[plan.best_colocated].best();
-  const double gain = Speed(split) / Speed(colocated);
+  const double gain = split.tokens_per_second() / colocated.tokens_per_second();
   const auto shares = [](const Evaluation& e) {
     return Format("waits for messages %.0f %%, bubbles %.0f %%, limit %s", 100 * e.exposed, 100 * e.bubble,
                   e.sim.limit.c_str());
@@ -365,7 +354,7 @@ std::vector<PlanRow> RowsOf(const PlanRequest& request) {
       job.global_batch = request.batch;
       job.expert_loads = request.expert_loads;
       job.documents = request.documents;
-      PlanRow row{name, a.text, Trains(name), {job, {}, request.batch_least, request.batch_most}, {}};
+      PlanRow row{name, a.text, MissingForSchedule(name).empty(), {job, {}, request.batch_least, request.batch_most}, {}};
       SetScheduleDefaults(&row.grid.base);
       Apply(&settings, &row.grid.base, &row.grid.fixed);
       if (row.grid.fixed.contains("batch")) row.grid.batch_least = row.grid.batch_most = row.grid.base.global_batch;
@@ -396,15 +385,14 @@ Plan MakePlan(const PlanRequest& request, const SearchControl& control) {
       control.progress(schedule, counts, speed);
     };
   }
-  std::map<std::string, std::vector<Candidate>> sized = AddSizing(control.threads, &plan);
+  const std::map<std::string, std::vector<Candidate>> sized = AddSizing(control.threads, &plan);
   // The candidates of af-pipe-zb are those of af-pipe: ranked once, where both are asked for and nothing else differs.
   std::map<std::string, Grid::Ranked> ranked;
   for (size_t i = 0; i < plan.rows.size(); ++i) {
     if (plan.rows[i].schedule != "af-pipe") continue;
     for (size_t k = 0; k < plan.rows.size(); ++k) {
       const bool same = plan.rows[k].schedule == "af-pipe-zb" && plan.rows[k].hardware == plan.rows[i].hardware;
-      if (same && plan.rows[k].grid.fixed == plan.rows[i].grid.fixed && request.settings.empty())
-        ranked.try_emplace(plan.rows[i].hardware);
+      if (same && request.settings.empty()) ranked.try_emplace(plan.rows[i].hardware);
     }
   }
   std::vector<std::string> shared;
@@ -419,7 +407,7 @@ Plan MakePlan(const PlanRequest& request, const SearchControl& control) {
     const bool pipe = plan.rows[i].schedule.starts_with("af-pipe");
     const auto at = ranked.find(plan.rows[i].hardware);
     plan.rows[i].search =
-        SearchSchedule(plan.rows[i].grid, inner, pipe ? sized[plan.rows[i].hardware] : std::vector<Candidate>{},
+        SearchSchedule(plan.rows[i].grid, inner, pipe ? sized.at(plan.rows[i].hardware) : std::vector<Candidate>{},
                        pipe && at != ranked.end() ? &at->second : nullptr);
   });
   // What is good for one schedule may be for others, and was not among the first that they tried.

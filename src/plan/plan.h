@@ -99,7 +99,4 @@ std::string Difference(const Evaluation& from, const Evaluation& to);
 // In words with numbers: whether splitting pays, and by what.
 std::string Verdict(const Plan& plan);
 
-// Schedules that the runtime executes.
-bool Trains(const std::string& schedule);
-
 }  // namespace disagmoe

@@ -172,7 +172,7 @@ void AddReliefs(const PlanRequest& request, const SearchControl& control, Plan* 
     for (size_t i = 0; i < plan->rows.size(); ++i) {
       const Evaluation* e = of(plan->rows[i]);
       if (!e || static_cast<double>(e->peak_bytes) > 1.1 * least) continue;
-      if (!best || e->tokens_per_gpu > of(plan->rows[*best])->tokens_per_gpu) best = i;
+      if (!best || e->tokens_per_second() > of(plan->rows[*best])->tokens_per_second()) best = i;
       if (!smallest || e->peak_bytes < of(plan->rows[*smallest])->peak_bytes) smallest = i;
     }
     if (best) nearest.push_back(*best);

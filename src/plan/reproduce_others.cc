@@ -9,7 +9,7 @@
 namespace disagmoe {
 namespace {
 
-std::string Seconds(double x) { return Text("%.2f", x); }
+std::string Seconds(double x) { return Format("%.2f", x); }
 
 struct OtherRun {
   const char* name;
@@ -25,16 +25,16 @@ void AddRun(const OtherRun& run, const Job& base, const Fixed& fixed, ClaimTable
   const Evaluation plain = Best(job, fixed);
   job.schedule = "megatron-overlap";
   const Evaluation overlap = Best(job, fixed);
-  const auto value = [&](const Evaluation& e) { return run.tflops ? Text("%.0f", e.tflops_per_gpu) : Seconds(e.step_seconds); };
+  const auto value = [&](const Evaluation& e) { return run.tflops ? Format("%.0f", e.tflops_per_gpu) : Seconds(e.step_seconds); };
   const double published = run.tflops ? run.overlap / run.plain : run.plain / run.overlap;
   const auto off = [&](const Evaluation& e, double was) {
     if (was <= 0) return std::string("-");
     const double x = run.tflops ? e.tflops_per_gpu / was : was / e.step_seconds;  // speed relative to the published
-    return Text("%+.0f %%", 100 * (x - 1));
+    return Format("%+.0f %%", 100 * (x - 1));
   };
   const char* format = run.tflops ? "%.0f" : "%.2f";
-  t->rows.push_back({run.name, run.dispatch, run.plain > 0 ? Text(format, run.plain) : "-", value(plain), off(plain, run.plain),
-                     run.overlap > 0 ? Text(format, run.overlap) : "-", value(overlap), off(overlap, run.overlap),
+  t->rows.push_back({run.name, run.dispatch, run.plain > 0 ? Format(format, run.plain) : "-", value(plain), off(plain, run.plain),
+                     run.overlap > 0 ? Format(format, run.overlap) : "-", value(overlap), off(overlap, run.overlap),
                      run.plain > 0 && run.overlap > 0 ? Seconds(published) : "-",
                      Seconds(overlap.tokens_per_gpu / plain.tokens_per_gpu)});
 }
@@ -97,8 +97,8 @@ ClaimTable BubbleTable(const Progress&) {
       options.transfer_ratio = x;
       const double one = LastStart(Generate("megatron-1f1b", {.num_layers = pp, .p_a = pp, .colocated = true}, options), x);
       const double two = LastStart(Generate("af-pipe", {.num_layers = pp / 2, .p_a = pp / 2, .p_f = pp / 2}, options), x);
-      t.rows.push_back({std::to_string(pp), Text("%.1f", x), Text("%.1f", base), Text("%.1f", af), Text("%.2f", af / base),
-                        Text("%.1f", one), Text("%.1f", two), Text("%.1f", WarmUpAf(pp, times)), Text("%.2f", two / one)});
+      t.rows.push_back({std::to_string(pp), Format("%.1f", x), Format("%.1f", base), Format("%.1f", af), Format("%.2f", af / base),
+                        Format("%.1f", one), Format("%.1f", two), Format("%.1f", WarmUpAf(pp, times)), Format("%.2f", two / one)});
     }
   }
   t.verdict = "as printed the ratio is 1/4; the schedules give 1/2: an af-pipe position is half a layer, and each "
@@ -135,7 +135,7 @@ ClaimTable OtherRunsTable(const Progress& progress) {
   for (const bool node : {false, true}) {
     AddRun({"Qwen3-235B, 256 H100, EP 32 PP 8, TFLOP/s", node ? Dedup::kNode : Dedup::kExpert, node ? "node" : "expert", 245, 276, true}, job, all, &t);
   }
-  t.verdict = Text("delaying weight gradients gains %.1f %% in the first run (published: nothing). The gain of "
+  t.verdict = Format("delaying weight gradients gains %.1f %% in the first run (published: nothing). The gain of "
                    "overlap comes out there; speeds are ours high: ",
                    100 * (direct / delayed - 1)) +
               "see \"speed off\". The second run's permutation kernels were not fused, which is not modelled; "

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdarg>
 #include <cstdio>
 #include <map>
 
@@ -17,14 +16,14 @@ namespace {
 const std::vector<std::string> kModels{"deepseek-moe", "gpt-oss-120b", "qwen3-235b-a22b"};
 constexpr int64_t kLengths[] = {4096, 8192, 16384, 32768};
 
-std::string Times(double x) { return Text("%.2f", x); }
-std::string PerCent(double x) { return Text("%.0f %%", 100 * x); }
-std::string Kilo(int64_t tokens) { return Text("%lldK", static_cast<long long>(tokens / 1024)); }
+std::string Times(double x) { return Format("%.2f", x); }
+std::string PerCent(double x) { return Format("%.0f %%", 100 * x); }
+std::string Kilo(int64_t tokens) { return Format("%lldK", static_cast<long long>(tokens / 1024)); }
 
 struct Range {
   double least = 1e300, most = -1e300;
   void Add(double x) { least = std::min(least, x), most = std::max(most, x); }
-  std::string Print() const { return Text("%.2f to %.2f", least, most); }
+  std::string Print() const { return Format("%.2f to %.2f", least, most); }
 };
 
 // Everything that the speed-up tables compare, with one dispatch for all if `equal`.
@@ -46,7 +45,7 @@ Comparison Compare(const std::string& model, int64_t seq, const std::optional<De
 
 std::vector<std::string> SpeedUpRow(const std::string& model, int64_t seq, const std::string& rows, const Comparison& c) {
   const EfficiencySpec& e = c.af.job.cluster.efficiency;
-  return {model, Kilo(seq), rows, Text("%.2f / %.2f", e.m2n, e.all_to_all), Times(c.Gain(c.plain)), Times(c.Gain(c.overlap)),
+  return {model, Kilo(seq), rows, Format("%.2f / %.2f", e.m2n, e.all_to_all), Times(c.Gain(c.plain)), Times(c.Gain(c.overlap)),
           Times(c.Gain(c.tutel)), Times(c.Gain(c.comet)), Times(c.Gain(c.dual)), PerCent(c.plain.mfu), PerCent(c.af.mfu)};
 }
 
@@ -55,18 +54,9 @@ const std::vector<std::string> kSpeedUpColumns{"model", "seq", "a row per", "eff
 
 }  // namespace
 
-std::string Text(const char* format, ...) {
-  char text[400];
-  va_list args;
-  va_start(args, format);
-  std::vsnprintf(text, sizeof text, format, args);
-  va_end(args);
-  return text;
-}
-
 std::string Efficiencies(const Job& job) {
   const EfficiencySpec& e = job.cluster.efficiency;
-  return Text("%s preset: attention %.2f/%.2f, GEMM %.2f, experts %.2f, all-to-all %.2f and M2N %.2f of %g GB/s", job.cluster.gpu.name.c_str(),
+  return Format("%s preset: attention %.2f/%.2f, GEMM %.2f, experts %.2f, all-to-all %.2f and M2N %.2f of %g GB/s", job.cluster.gpu.name.c_str(),
               e.attention_forward, e.attention_backward, e.gemm, e.grouped_gemm, e.all_to_all, e.m2n, job.cluster.nic_gbytes_s);
 }
 
@@ -202,7 +192,7 @@ ClaimTable BestLayoutsTable(const Progress& progress) {
           row.push_back("does not fit");
           continue;
         }
-        row.push_back(Text("%.0f TFLOP/s", search.best->tflops_per_gpu));
+        row.push_back(Format("%.0f TFLOP/s", search.best->tflops_per_gpu));
         if (search.best->tokens_per_gpu > most) most = search.best->tokens_per_gpu, best = name;
         found.emplace(name, *search.best);
       }
@@ -239,7 +229,7 @@ ClaimTable ExposedTable(const Progress&) {
     const Evaluation* e;
   } rows[] = {{"tutel", "88 %", &c.tutel}, {"comet", "75 %", &c.comet}, {"dualpipe", "45 %", &c.dual}, {"megatron-overlap", "-", &c.overlap}};
   for (const auto& row : rows) {
-    t.rows.push_back({row.name, row.published, Text("%.3f", exposed(*row.e)), Text("%.3f", exposed(c.af)),
+    t.rows.push_back({row.name, row.published, Format("%.3f", exposed(*row.e)), Format("%.3f", exposed(c.af)),
                       PerCent(1 - exposed(c.af) / exposed(*row.e))});
   }
   t.verdict = "what af-pipe exposes here is waiting for M2N behind other transfers of the same NIC: with disjoint "
@@ -278,7 +268,7 @@ ClaimTable SplitTable(const Progress& progress) {
         const double speed = TwoPools(job, 1, m, n).tokens_per_gpu;
         const double gain = speed / plain.tokens_per_gpu;
         row.push_back(Times(gain) + " / " + Times(speed / overlap.tokens_per_gpu));
-        if (gain > most) most = gain, best = Text("%d:%d", m, n);
+        if (gain > most) most = gain, best = Format("%d:%d", m, n);
       }
       row.push_back(best);
       t.rows.push_back(row);
@@ -301,7 +291,7 @@ ClaimTable TopkTable(const Progress& progress) {
   t.columns = {"top-k", "EP 8", "EP 16", "EP 32"};
   Range range;
   for (int k : {2, 4, 8, 16}) {
-    progress(Text("  top-%d", k));
+    progress(Format("  top-%d", k));
     std::vector<std::string> row{std::to_string(k)};
     for (int ep : {8, 16, 32}) {
       Job base = MakeJob("deepseek-moe", "h800x64", "megatron-1f1b", 8192);
@@ -342,13 +332,13 @@ ClaimTable VirtualStagesTable(const Progress&) {
     job.p_a = job.p_f = 4, job.m = job.n = 16;
     job.global_batch = 256;
     const Evaluation e = Evaluate(job);
-    t.rows.push_back({std::to_string(v), std::to_string(4 * v), PerCent(e.mfu), PerCent(e.bubble), Text("%.0f", static_cast<double>(e.peak_bytes) * 1e-9),
+    t.rows.push_back({std::to_string(v), std::to_string(4 * v), PerCent(e.mfu), PerCent(e.bubble), Format("%.0f", static_cast<double>(e.peak_bytes) * 1e-9),
                       e.fits ? "yes" : "no"});
     grows = grows && e.mfu >= last;
     last = e.mfu;
     if (e.fits) most = v;
   }
-  t.verdict = Text("throughput %s with v; the largest v that fits is %d (it depends on sequence length and batch, "
+  t.verdict = Format("throughput %s with v; the largest v that fits is %d (it depends on sequence length and batch, "
                    "which were not published).",
                    grows ? "grows" : "does not always grow", most);
   return t;
@@ -401,7 +391,7 @@ ClaimTable AllToAllShareTable(const Progress&) {
     }
     t.rows.push_back(row);
   }
-  t.verdict = Text("ours %.0f to %.0f %% on one node, %.0f to %.0f %% on eight.", one.least, one.most, eight.least, eight.most) + " The published eight-node share comes out; on one node the H800's NVLink is slower here than what 22 % says.";
+  t.verdict = Format("ours %.0f to %.0f %% on one node, %.0f to %.0f %% on eight.", one.least, one.most, eight.least, eight.most) + " The published eight-node share comes out; on one node the H800's NVLink is slower here than what 22 % says.";
   return t;
 }
 
@@ -421,7 +411,7 @@ ClaimTable SharesTable(const Progress&) {
     job.m = 64, job.p_a = 1;
     const LayerShares x = OneLayer(job);
     const double all = x.attention + x.ffn + x.exchange;
-    const auto with = [&](double share, double was) { return PerCent(share) + (was > 0 ? " (" + Text("%.1f %%", 100 * was) + ")" : ""); };
+    const auto with = [&](double share, double was) { return PerCent(share) + (was > 0 ? " (" + Format("%.1f %%", 100 * was) + ")" : ""); };
     const double compute = (x.attention + x.ffn) / all;
     const auto ratio = [&](double part, double was) {
       const double half = (1 - p.attention - p.ffn) / 2;
@@ -447,14 +437,14 @@ struct Fullest {
 };
 
 Fullest FullestOf(int gpus, int m, bool head_on_attention) {
-  Job job = MakeJob("qwen3-235b-a22b", Text("h800x%d", gpus), "af-pipe", 4096);
+  Job job = MakeJob("qwen3-235b-a22b", Format("h800x%d", gpus), "af-pipe", 4096);
   job.m = m, job.n = gpus - m;
   job.head_on_attention = head_on_attention;
   job.recompute = true;
   job.round = 2;
   job.global_batch = 4 * m;
   const Evaluation e = Evaluate(job);
-  Fullest out{Text("%d:%d%s", m, gpus - m, head_on_attention ? ", head on A" : ""), 0, static_cast<double>(e.peak_bytes) * 1e-9};
+  Fullest out{Format("%d:%d%s", m, gpus - m, head_on_attention ? ", head on A" : ""), 0, static_cast<double>(e.peak_bytes) * 1e-9};
   for (const ClassMemory& x : e.sim.memory) out.state = std::max(out.state, static_cast<double>(x.static_bytes) * 1e-9);
   return out;
 }
@@ -481,12 +471,12 @@ ClaimTable MemoryTable(const Progress&) {
         if (f.state < best_state.state) best_state = f;
         if (f.step < best_step.step) best_step = f;
         if (!head && m * 4 % gpus == 0) {
-          t.rows.push_back({std::to_string(gpus), f.split, Text("%.1f", f.state), Text("%.1f", f.step), fits ? "yes" : "no"});
+          t.rows.push_back({std::to_string(gpus), f.split, Format("%.1f", f.state), Format("%.1f", f.step), fits ? "yes" : "no"});
         }
       }
     }
     for (const auto& [what, f] : {std::pair{"least state: ", best_state}, std::pair{"least in a step: ", best_step}}) {
-      t.rows.push_back({std::to_string(gpus), what + f.split, Text("%.1f", f.state), Text("%.1f", f.step), f.step <= 80 ? "yes" : "no"});
+      t.rows.push_back({std::to_string(gpus), what + f.split, Format("%.1f", f.state), Format("%.1f", f.step), f.step <= 80 ? "yes" : "no"});
     }
   }
   t.verdict = std::string(any[64] ? "some split fits 64 GPUs" : "of all splits, with the head on either side, none "

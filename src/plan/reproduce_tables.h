@@ -7,6 +7,7 @@
 
 #include "plan/evaluate.h"
 #include "plan/reproduce.h"
+#include "plan/text.h"
 
 namespace disagmoe {
 
@@ -36,7 +37,6 @@ Evaluation Best(const Job& job, const Fixed& fixed);
 // Two pools on whole nodes of their own: p groups of m + n; the best b and q; without a limit of memory.
 Evaluation TwoPools(Job job, int p, int m, int n);
 
-std::string Text(const char* format, ...) __attribute__((format(printf, 1, 2)));
 std::string Efficiencies(const Job& job);
 
 }  // namespace disagmoe

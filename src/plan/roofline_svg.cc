@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "plan/roofline_print.h"
+#include "trace/svg.h"
 
 namespace disagmoe {
 namespace {
@@ -26,40 +27,19 @@ text{font:12px system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif;fil
 </style>
 )svg";
 
-std::string Fixed(double value) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%.2f", value);
-  std::string s = text;
-  while (s.back() == '0') s.pop_back();
-  if (s.back() == '.') s.pop_back();
-  return s == "-0" ? "0" : s;
-}
-
-std::string Escape(const std::string& text) {
-  std::string out;
-  for (char c : text) {
-    if (c == '&') out += "&amp;";
-    else if (c == '<') out += "&lt;";
-    else if (c == '>') out += "&gt;";
-    else if (c == '"') out += "&quot;";
-    else if (static_cast<unsigned char>(c) >= 0x20) out += c;
-  }
-  return out;
-}
-
 std::string Text(double x, double y, const std::string& text, const std::string& classes, const std::string& anchor) {
-  return "<text x=\"" + Fixed(x) + "\" y=\"" + Fixed(y) + "\" class=\"" + classes + "\" text-anchor=\"" + anchor +
-         "\">" + Escape(text) + "</text>\n";
+  return "<text x=\"" + SvgNumber(x) + "\" y=\"" + SvgNumber(y) + "\" class=\"" + classes + "\" text-anchor=\"" + anchor +
+         "\">" + SvgText(text) + "</text>\n";
 }
 
 std::string Line(double x1, double y1, double x2, double y2, const std::string& classes) {
-  return "<line x1=\"" + Fixed(x1) + "\" y1=\"" + Fixed(y1) + "\" x2=\"" + Fixed(x2) + "\" y2=\"" + Fixed(y2) +
+  return "<line x1=\"" + SvgNumber(x1) + "\" y1=\"" + SvgNumber(y1) + "\" x2=\"" + SvgNumber(x2) + "\" y2=\"" + SvgNumber(y2) +
          "\" class=\"" + classes + "\"/>\n";
 }
 
 std::string Circle(double x, double y, double radius, const std::string& classes, const std::string& title) {
-  return "<circle cx=\"" + Fixed(x) + "\" cy=\"" + Fixed(y) + "\" r=\"" + Fixed(radius) + "\" class=\"" + classes +
-         "\"><title>" + Escape(title) + "</title></circle>\n";
+  return "<circle cx=\"" + SvgNumber(x) + "\" cy=\"" + SvgNumber(y) + "\" r=\"" + SvgNumber(radius) + "\" class=\"" + classes +
+         "\"><title>" + SvgText(title) + "</title></circle>\n";
 }
 
 class Picture {
@@ -70,9 +50,9 @@ class Picture {
     const std::string title = r_.model + " at " + Grouped(static_cast<double>(r_.seq_length)) +
                               " tokens, FFN groups of " + std::to_string(r_.ffn_workers) +
                               ": computation against network";
-    svg_ = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + Fixed(kWidth) + " " + Fixed(kHeight) +
-           "\" role=\"img\" aria-label=\"Roofline. " + Escape(title) + "\">\n" + kStyle;
-    svg_ += "<rect x=\"0.5\" y=\"0.5\" width=\"" + Fixed(kWidth - 1) + "\" height=\"" + Fixed(kHeight - 1) +
+    svg_ = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + SvgNumber(kWidth) + " " + SvgNumber(kHeight) +
+           "\" role=\"img\" aria-label=\"Roofline. " + SvgText(title) + "\">\n" + kStyle;
+    svg_ += "<rect x=\"0.5\" y=\"0.5\" width=\"" + SvgNumber(kWidth - 1) + "\" height=\"" + SvgNumber(kHeight - 1) +
             "\" rx=\"6\" class=\"paper\"/>\n";
     svg_ += Text(kMargin, 24, title, "title", "start");
     Axes();
@@ -103,8 +83,8 @@ class Picture {
   // From the lower left along the slope to the corner and to the right.
   std::string Path(double flat, double turn, const std::string& classes) const {
     const double x = std::max(axes_.x.low, turn * axes_.y.low / flat);  // where the slope enters the picture
-    return "<polyline points=\"" + Fixed(X(x)) + "," + Fixed(Y(flat * std::min(1.0, x / turn))) + " " +
-           Fixed(X(std::max(x, turn))) + "," + Fixed(Y(flat)) + " " + Fixed(kRight) + "," + Fixed(Y(flat)) +
+    return "<polyline points=\"" + SvgNumber(X(x)) + "," + SvgNumber(Y(flat * std::min(1.0, x / turn))) + " " +
+           SvgNumber(X(std::max(x, turn))) + "," + SvgNumber(Y(flat)) + " " + SvgNumber(kRight) + "," + SvgNumber(Y(flat)) +
            "\" class=\"" + classes + "\"/>\n";
   }
 
@@ -113,7 +93,7 @@ class Picture {
     const auto draw = [&](const OperationRoof& o, double off) {
       svg_ += Path(o.peak_tflops, o.nominal_turning_point / o.nics, "nominal");
       const std::string label = o.gpu + ", nominal: " + Grouped(o.peak_tflops) + " TFLOP/s over " + NicsName(o.nics) +
-                                " of " + Fixed(o.nic_gbytes_s) + " GB/s";
+                                " of " + SvgNumber(o.nic_gbytes_s) + " GB/s";
       svg_ += Text(kRight - 4, Y(o.peak_tflops) + off, label, "soft small", "end");
     };
     const bool same = a.peak_tflops == f.peak_tflops && a.nics * a.nic_gbytes_s == f.nics * f.nic_gbytes_s;

@@ -19,7 +19,6 @@ constexpr size_t kSimulated = 6;           // of the estimated ones
 constexpr int kRounds = 8;                 // of simulations, before the climbs
 constexpr size_t kKept = 24;               // whole simulations that are kept
 constexpr int kMostSteps = 40;             // of a climb
-constexpr double kHopeless = 1.3;          // memory by the sizing program, of the limit
 constexpr int kStarts = 3;                 // of climbs, from different numbers of groups
 
 struct Tried {
@@ -49,7 +48,6 @@ class Search {
   void Smallest(const std::vector<Candidate>& smallest);
   bool Known(const Candidate& c) const;
   bool Spent() const { return spent_ >= control_.effort || control_.stopped(); }
-  void Keep(Found found);
   void Report();
 
   // How much more memory candidates like this one need than the sizing program says.
@@ -87,12 +85,12 @@ void Search::Report() {
 void Search::Estimate(std::vector<Candidate> batch, bool whole) {
   std::vector<Tried> results(batch.size());
   std::vector<std::optional<ErrorParts>> mistakes(batch.size());
-  // Stopped early, the first are tried all the same: an answer is better than none.
-  const bool stopped = control_.stopped() && !tried_.empty();
+  // Stopped early, the first is tried all the same: an answer is better than none.
+  const size_t in_any_case = tried_.empty() ? 1 : 0;
   ParallelFor(batch.size(), control_.threads, [&](size_t i) {
     Tried& t = results[i];
     t.candidate = batch[i];
-    if (stopped) return;
+    if (i >= in_any_case && control_.stopped()) return;
     try {
       const Job job = grid_.JobOf(batch[i]);
       t.estimate = EstimateStep(job, whole);
@@ -112,22 +110,6 @@ void Search::Estimate(std::vector<Candidate> batch, bool whole) {
   }
 }
 
-void Search::Keep(Found found) {
-  const auto insert = [](std::vector<Found>* list, Found f, const auto& before) {
-    const auto at = std::upper_bound(list->begin(), list->end(), f, before);
-    list->insert(at, std::move(f));
-    if (list->size() > kKept) list->pop_back();
-  };
-  const bool fits = found.e.fits || any_memory_;
-  if (fits) {
-    insert(&out_.fitting, std::move(found),
-           [](const Found& a, const Found& b) { return a.per_sequence() < b.per_sequence(); });
-  } else {
-    insert(&out_.over, std::move(found),
-           [](const Found& a, const Found& b) { return a.e.peak_bytes < b.e.peak_bytes; });
-  }
-}
-
 // Whole steps; what they give is kept.
 std::vector<Found> Search::Simulate(const std::vector<Candidate>& batch) {
   std::vector<std::optional<Found>> found(batch.size());
@@ -144,7 +126,7 @@ std::vector<Found> Search::Simulate(const std::vector<Candidate>& batch) {
     if (!found[i]) continue;
     ++out_.counts.simulated;
     spent_ += OperationsOf(found[i]->e.job) / (found[i]->e.whole ? 1 : 3);
-    Keep(*found[i]);
+    out_.Keep(*found[i], any_memory_);
     out.push_back(std::move(*found[i]));
   }
   Report();
@@ -261,7 +243,7 @@ void Search::Smallest(const std::vector<Candidate>& smallest) {
                    [](const Tried* a, const Tried* b) { return a->estimate.full < b->estimate.full; });
   for (size_t i = 0; i < order.size() && i < 2; ++i) {
     try {
-      Keep({order[i]->candidate, EvaluateRounds(grid_.JobOf(order[i]->candidate))});
+      out_.Keep({order[i]->candidate, EvaluateRounds(grid_.JobOf(order[i]->candidate))}, any_memory_);
       ++out_.counts.simulated;
     } catch (const Error&) {
     }
@@ -354,6 +336,18 @@ ScheduleSearch Search::GoOn(ScheduleSearch found, const std::vector<Candidate>& 
 }
 
 }  // namespace
+
+void ScheduleSearch::Keep(Found found, bool any_memory) {
+  const auto insert = [&](std::vector<Found>* list, const auto& before) {
+    list->insert(std::upper_bound(list->begin(), list->end(), found, before), found);
+    if (list->size() > kKept) list->pop_back();
+  };
+  if (found.e.fits || any_memory) {
+    insert(&fitting, [](const Found& a, const Found& b) { return a.per_sequence() < b.per_sequence(); });
+  } else {
+    insert(&over, [](const Found& a, const Found& b) { return a.e.peak_bytes < b.e.peak_bytes; });
+  }
+}
 
 ScheduleSearch Continue(ScheduleSearch found, const GridRequest& request, const SearchControl& control,
                         const std::vector<Candidate>& seeds) {

@@ -50,6 +50,8 @@ struct ScheduleSearch {
   bool stopped = false;
   bool complete = false;              // nothing was left out
   std::optional<ErrorParts> mistake;  // if none can be: why not, of one of them
+  // Puts it where it belongs. any_memory: it counts as fitting.
+  void Keep(Found found, bool any_memory);
   const Evaluation* best() const { return fitting.empty() ? nullptr : &fitting.front().e; }
   const Evaluation* nearest() const { return over.empty() ? nullptr : &over.front().e; }
 };

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "trace/svg.h"
 #include "trace/timeline.h"
 
 namespace disagmoe {
@@ -31,34 +32,13 @@ constexpr const char* kClasses[] = {"forward", "backward", "other", "exposed", "
 constexpr const char* kLegend[] = {"forward",       "backward", "optimizer, sums", "exposed communication",
                                    "bubble (idle)", "sending",  "receiving"};
 
-std::string Fixed(double value) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%.2f", value);
-  std::string s = text;
-  while (s.back() == '0') s.pop_back();
-  if (s.back() == '.') s.pop_back();
-  return s == "-0" ? "0" : s;
-}
-
-std::string Escape(const std::string& text) {
-  std::string out;
-  for (char c : text) {
-    if (c == '&') out += "&amp;";
-    else if (c == '<') out += "&lt;";
-    else if (c == '>') out += "&gt;";
-    else if (c == '"') out += "&quot;";
-    else if (static_cast<unsigned char>(c) >= 0x20) out += c;
-  }
-  return out;
-}
-
 std::string Rect(double x, double y, double width, double height, const std::string& more) {
-  return "<rect x=\"" + Fixed(x) + "\" y=\"" + Fixed(y) + "\" width=\"" + Fixed(width) + "\" height=\"" + Fixed(height) +
+  return "<rect x=\"" + SvgNumber(x) + "\" y=\"" + SvgNumber(y) + "\" width=\"" + SvgNumber(width) + "\" height=\"" + SvgNumber(height) +
          "\" " + more;
 }
 
 std::string Text(double x, double y, const std::string& text, const std::string& more = "") {
-  return "<text x=\"" + Fixed(x) + "\" y=\"" + Fixed(y) + "\"" + more + ">" + Escape(text) + "</text>\n";
+  return "<text x=\"" + SvgNumber(x) + "\" y=\"" + SvgNumber(y) + "\"" + more + ">" + SvgText(text) + "</text>\n";
 }
 
 class Picture {
@@ -69,7 +49,7 @@ class Picture {
     const double height = kHead + kRow * static_cast<double>(timeline_.rows.size()) + kFoot;
     const std::string title = "Step " + std::to_string(timeline_.step) + ": " + Duration(length_) + " on " +
                               std::to_string(timeline_.rows.size()) + " workers";
-    svg_ = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + Fixed(kWidth) + " " + Fixed(height) +
+    svg_ = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + SvgNumber(kWidth) + " " + SvgNumber(height) +
            "\" role=\"img\" aria-label=\"Timeline. " + title + "\">\n" + kStyle;
     svg_ += Rect(0.5, 0.5, kWidth - 1, height - 1, "rx=\"6\" class=\"paper\"/>\n");
     svg_ += Text(kMargin, 24, title, " class=\"title\"");
@@ -99,8 +79,8 @@ class Picture {
     for (int i = 0; length_ / tick > 8; ++i) tick = (i % 3 == 1) ? tick / 2 * 5 : tick * 2;
     for (int64_t t = 0; t <= length_; t += tick) {
       const double x = X(timeline_.begin_ns + t);
-      svg_ += "<line x1=\"" + Fixed(x) + "\" x2=\"" + Fixed(x) + "\" y1=\"" + Fixed(kHead - 4) + "\" y2=\"" +
-              Fixed(bottom) + "\" class=\"grid\"/>";
+      svg_ += "<line x1=\"" + SvgNumber(x) + "\" x2=\"" + SvgNumber(x) + "\" y1=\"" + SvgNumber(kHead - 4) + "\" y2=\"" +
+              SvgNumber(bottom) + "\" class=\"grid\"/>";
       const bool end = x > kRight - 30;
       const std::string label = t == 0 ? "0" : Tick(t, tick);
       svg_ += Text(x, bottom + 18, label, std::string(" class=\"soft\" text-anchor=\"") + (end ? "end" : "middle") + "\"");
@@ -108,9 +88,9 @@ class Picture {
   }
 
   static std::string Tick(int64_t t, int64_t tick) {
-    if (tick >= 100'000'000) return Fixed(static_cast<double>(t) / 1e9) + " s";
-    if (tick >= 100'000) return Fixed(static_cast<double>(t) / 1e6) + " ms";
-    return Fixed(static_cast<double>(t) / 1e3) + " µs";
+    if (tick >= 100'000'000) return SvgNumber(static_cast<double>(t) / 1e9) + " s";
+    if (tick >= 100'000) return SvgNumber(static_cast<double>(t) / 1e6) + " ms";
+    return SvgNumber(static_cast<double>(t) / 1e3) + " µs";
   }
 
   void DrawRow(const Row& row, double y) {
@@ -131,7 +111,7 @@ class Picture {
     }
     const bool edge = span.activity < Activity::kExposed && width > 2;
     svg_ += Rect(x, y, width, height, "class=\"" + std::string(kClasses[static_cast<int>(span.activity)]) + (edge ? " bar" : "") + "\">");
-    svg_ += "<title>" + Escape(event.name) + ", " + Duration(event.end_ns - event.begin_ns) + "</title></rect>\n";
+    svg_ += "<title>" + SvgText(event.name) + ", " + Duration(event.end_ns - event.begin_ns) + "</title></rect>\n";
     const bool labelled = span.activity <= Activity::kOther && width > 7.0 * static_cast<double>(event.name.size()) + 4;
     if (labelled) svg_ += Text(x + width / 2, y + kCompute / 2 + 3.5, event.name, " class=\"in\"");
   }
