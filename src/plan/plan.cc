@@ -181,7 +181,9 @@ void AddRejected(Plan* plan) {
   }
   const Evaluation* over = nullptr;
   for (const Found& f : row.search.over) {
-    if (f.e.tokens_per_second() > best.tokens_per_second() && (!over || f.e.tokens_per_second() > over->tokens_per_second())) over = &f.e;
+    if (f.e.tokens_per_second() > best.tokens_per_second() &&
+        (!over || f.e.tokens_per_second() > over->tokens_per_second()))
+      over = &f.e;
   }
   if (over) add(*over);
   for (const int i : BestRows(*plan)) {
@@ -354,7 +356,8 @@ std::vector<PlanRow> RowsOf(const PlanRequest& request) {
       job.global_batch = request.batch;
       job.expert_loads = request.expert_loads;
       job.documents = request.documents;
-      PlanRow row{name, a.text, MissingForSchedule(name).empty(), {job, {}, request.batch_least, request.batch_most}, {}};
+      PlanRow row{
+          name, a.text, MissingForSchedule(name).empty(), {job, {}, request.batch_least, request.batch_most}, {}};
       SetScheduleDefaults(&row.grid.base);
       Apply(&settings, &row.grid.base, &row.grid.fixed);
       if (row.grid.fixed.contains("batch")) row.grid.batch_least = row.grid.batch_most = row.grid.base.global_batch;

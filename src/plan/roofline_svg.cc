@@ -28,18 +28,18 @@ text{font:12px system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif;fil
 )svg";
 
 std::string Text(double x, double y, const std::string& text, const std::string& classes, const std::string& anchor) {
-  return "<text x=\"" + SvgNumber(x) + "\" y=\"" + SvgNumber(y) + "\" class=\"" + classes + "\" text-anchor=\"" + anchor +
-         "\">" + SvgText(text) + "</text>\n";
+  return "<text x=\"" + SvgNumber(x) + "\" y=\"" + SvgNumber(y) + "\" class=\"" + classes + "\" text-anchor=\"" +
+         anchor + "\">" + SvgText(text) + "</text>\n";
 }
 
 std::string Line(double x1, double y1, double x2, double y2, const std::string& classes) {
-  return "<line x1=\"" + SvgNumber(x1) + "\" y1=\"" + SvgNumber(y1) + "\" x2=\"" + SvgNumber(x2) + "\" y2=\"" + SvgNumber(y2) +
-         "\" class=\"" + classes + "\"/>\n";
+  return "<line x1=\"" + SvgNumber(x1) + "\" y1=\"" + SvgNumber(y1) + "\" x2=\"" + SvgNumber(x2) + "\" y2=\"" +
+         SvgNumber(y2) + "\" class=\"" + classes + "\"/>\n";
 }
 
 std::string Circle(double x, double y, double radius, const std::string& classes, const std::string& title) {
-  return "<circle cx=\"" + SvgNumber(x) + "\" cy=\"" + SvgNumber(y) + "\" r=\"" + SvgNumber(radius) + "\" class=\"" + classes +
-         "\"><title>" + SvgText(title) + "</title></circle>\n";
+  return "<circle cx=\"" + SvgNumber(x) + "\" cy=\"" + SvgNumber(y) + "\" r=\"" + SvgNumber(radius) + "\" class=\"" +
+         classes + "\"><title>" + SvgText(title) + "</title></circle>\n";
 }
 
 class Picture {
@@ -84,8 +84,8 @@ class Picture {
   std::string Path(double flat, double turn, const std::string& classes) const {
     const double x = std::max(axes_.x.low, turn * axes_.y.low / flat);  // where the slope enters the picture
     return "<polyline points=\"" + SvgNumber(X(x)) + "," + SvgNumber(Y(flat * std::min(1.0, x / turn))) + " " +
-           SvgNumber(X(std::max(x, turn))) + "," + SvgNumber(Y(flat)) + " " + SvgNumber(kRight) + "," + SvgNumber(Y(flat)) +
-           "\" class=\"" + classes + "\"/>\n";
+           SvgNumber(X(std::max(x, turn))) + "," + SvgNumber(Y(flat)) + " " + SvgNumber(kRight) + "," +
+           SvgNumber(Y(flat)) + "\" class=\"" + classes + "\"/>\n";
   }
 
   void Nominal() {
@@ -167,11 +167,14 @@ class Picture {
     const std::string name = kind == "ffn" ? " experts on " : " attention on ";
     line(letter + name + o.gpu + ", " + NicsName(o.nics) + " a GPU", "name");
     line(Grouped(p.intensity()) + " FLOP/byte, turning point " + Grouped(p.turning_point(o.nics)) + ": " +
-             (p.over(o.nics) < 1 ? "network-bound" : "compute-bound"), "");
-    line(Figures(p.attainable_tflops(o.nics)) + " of " + Figures(p.tflops()) + " TFLOP/s; to hide transfers: " +
-             Figures(p.nics_needed()) + " NICs", "");
+             (p.over(o.nics) < 1 ? "network-bound" : "compute-bound"),
+         "");
+    line(Figures(p.attainable_tflops(o.nics)) + " of " + Figures(p.tflops()) +
+             " TFLOP/s; to hide transfers: " + Figures(p.nics_needed()) + " NICs",
+         "");
     line(std::string(kind == "ffn" ? "f: " : "a: ") + Grouped(o.printed) +
-             " FLOP/byte as published (multiply-adds and FLOPs mixed)", "soft");
+             " FLOP/byte as published (multiply-adds and FLOPs mixed)",
+         "soft");
   }
 
   void Foot() {

@@ -59,10 +59,11 @@ double SizingTimes::second() const {
 }
 
 double HeldActivations(int layers, int p_a, int p_f, int round, int slope, bool ffn) {
-  const int p = std::max(p_a, p_f);
+  const int p = std::max(p_a, p_f), own = ffn ? p_f : p_a;
   const int chunks = (layers + p - 1) / p;
-  const double of_position = (chunks - 1) * static_cast<double>(round) + slope * (2 * p - 1 - (ffn ? 1 : 0)) + 1;
-  return of_position * p / (ffn ? p_f : p_a);
+  // A group of the fewer has p / own places of the ring, every 2 own-th: p - own further on, on average.
+  const double of_place = (chunks - 1) * static_cast<double>(round) + slope * (p + own - 1 - (ffn ? 1 : 0)) + 1;
+  return of_place * p / own;
 }
 
 // Written by whoever asks first; a value that is not there yet is made again, the same.

@@ -39,8 +39,8 @@ struct SizingTimes {
 };
 
 // Activations (of one layer and micro-batch) that the first worker of a pool holds with rounds of q micro-batches and a
-// warm-up of slope e (schedule.md section 2); of unequal pools as if each group of the fewer had the
-// place of several.
+// warm-up of slope e (schedule.md section 2). Of unequal pools, where a group of the fewer has several places of the
+// ring, within a tenth of what list scheduling holds.
 double HeldActivations(int layers, int p_a, int p_f, int round, int slope, bool ffn);
 
 // Unchanging: threads may share one.

@@ -5,6 +5,7 @@
 #include "cost/jobs_for_tests.h"
 #include "cost/memory.h"
 #include "plan/evaluate.h"
+#include "schedule/schedule.h"
 
 namespace disagmoe {
 namespace {
@@ -313,6 +314,25 @@ TEST(Sizing, NeedsExperts) {
   Job job = ThreeLayers();
   job.model.num_experts = 0;
   EXPECT_THROW(SizingModel{job}, Error);
+}
+
+// Exact where pools are equal (schedule.md section 2: w_0 + 1); of unequal ones what list scheduling holds, nearly.
+TEST(Sizing, HeldActivationsAreThoseOfTheSchedule) {
+  const std::pair<int, int> groups[] = {{1, 1}, {2, 2}, {3, 3}, {4, 4}, {4, 2}, {4, 1}, {2, 4},
+                                        {1, 4}, {6, 3}, {3, 6}, {2, 1}, {3, 2}, {2, 3}};
+  for (const auto& [p_a, p_f] : groups) {
+    const int p = std::max(p_a, p_f);
+    GenerateOptions options;
+    options.num_micro_batches = 8 * p;
+    options.round = 2 * p;
+    const PlacementSpec placement{.num_layers = 12, .p_a = p_a, .p_f = p_f, .m = 1, .n = 1};
+    const std::vector<int> held = ValidateSchedule(Generate("af-pipe", placement, options)).peak_in_flight;
+    for (const bool ffn : {false, true}) {
+      const double ours = HeldActivations(12, p_a, p_f, 2 * p, 2, ffn);
+      const int schedule = held[ffn ? p_a : 0];
+      EXPECT_NEAR(ours, schedule, p_a == p_f ? 0 : 0.08 * schedule) << p_a << " " << p_f << (ffn ? " F0" : " A0");
+    }
+  }
 }
 
 }  // namespace
