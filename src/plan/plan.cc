@@ -193,6 +193,20 @@ void AddRejected(Plan* plan) {
                    [](const Rejected& a, const Rejected& b) { return a.slower < b.slower; });
 }
 
+// The fastest, and the fastest that leave room for a schedule that keeps more.
+void AddSeeds(const std::vector<Found>& from, std::vector<Candidate>* seeds) {
+  constexpr int kOfEach = 3;
+  constexpr double kRoomy = 0.85;
+  int fast = 0, roomy = 0;
+  for (const Found& f : from) {
+    const double limit = static_cast<double>(f.e.sim.memory[f.e.fullest].limit_bytes);
+    const bool has_room = static_cast<double>(f.e.peak_bytes) < kRoomy * limit;
+    if (fast >= kOfEach && (!has_room || roomy >= kOfEach)) continue;
+    ++(fast < kOfEach ? fast : roomy);
+    seeds->push_back(f.candidate);
+  }
+}
+
 // Solves the sizing program for the pools of each arrangement; what it finds are seeds of the search.
 std::map<std::string, std::vector<Candidate>> AddSizing(int threads, Plan* plan) {
   std::vector<size_t> rows;
@@ -417,10 +431,9 @@ Plan MakePlan(const PlanRequest& request, const SearchControl& control) {
   std::vector<std::vector<Candidate>> seeds(plan.rows.size());
   for (size_t i = 0; i < plan.rows.size(); ++i) {
     for (const PlanRow& other : plan.rows) {
-      if (other.grid.base.colocated() != plan.rows[i].grid.base.colocated() || other.hardware != plan.rows[i].hardware)
-        continue;
-      if (other.schedule != plan.rows[i].schedule && other.best())
-        seeds[i].push_back(other.search.fitting[0].candidate);
+      const bool same_kind = other.grid.base.colocated() == plan.rows[i].grid.base.colocated();
+      if (!same_kind || other.hardware != plan.rows[i].hardware || other.schedule == plan.rows[i].schedule) continue;
+      AddSeeds(other.search.fitting, &seeds[i]);
     }
   }
   ParallelFor(plan.rows.size(), outer, [&](size_t i) {
