@@ -246,8 +246,8 @@ std::map<Holders, int64_t> ElementsByHolders(const RunConfig& config, const Sche
       for (size_t i = 0; i < ranks.size(); ++i) add(true, {ranks[i]}, each * (begin[i + 1] - begin[i]));
       continue;
     }
-    if (spec.also_ffn) {
-      const std::vector<int>& more = schedule.groups[schedule.group(spec.stage + 1, 0)].ranks;
+    if (spec.also_stage >= 0) {
+      const std::vector<int>& more = schedule.groups[schedule.group(spec.also_stage, 0)].ranks;
       ranks.insert(ranks.end(), more.begin(), more.end());
       std::sort(ranks.begin(), ranks.end());
       ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());

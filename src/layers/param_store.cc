@@ -23,8 +23,6 @@ void FillNormal(float* out, int64_t n, double std, uint64_t seed) {
   }
 }
 
-bool IsRouter(const ParamSpec& spec) { return spec.name.ends_with(".router"); }
-
 }  // namespace
 
 std::vector<int64_t> HeldParam::local_shape() const {
@@ -53,7 +51,7 @@ ParamStore::ParamStore(std::vector<HeldParam> held, at::ScalarType dtype, at::De
   for (size_t i = 0; i < held_.size(); ++i) {
     const auto shape = held_[i].local_shape();
     auto view = [&](const at::Tensor& flat) { return flat.narrow(0, offsets_[i], held_[i].numel()).view(shape); };
-    Param p{view(IsRouter(held_[i].spec) ? master_ : compute_), view(grad_), view(master_)};
+    Param p{view(held_[i].spec.fp32 ? master_ : compute_), view(grad_), view(master_)};
     DM_CHECK(params_.emplace(held_[i].spec.name, p).second, "parameter held twice: " + held_[i].spec.name);
   }
 }

@@ -25,7 +25,7 @@ struct HeldParam {
 };
 
 struct Param {
-  at::Tensor value;   // of computation: fp32 (then the master itself) or bf16; always fp32 for the router
+  at::Tensor value;   // of computation: fp32 (then the master itself) or bf16; always fp32 where the table of parameters says so
   at::Tensor grad;    // fp32, summed over micro-batches
   at::Tensor master;  // fp32
   bool defined() const { return value.defined(); }

@@ -60,7 +60,8 @@ std::vector<int> Topology::holders(const ParamSpec& spec) const {
   std::vector<int> ranks;
   for (const auto& stages : stage_ranks_) {
     ranks.insert(ranks.end(), stages[spec.stage].begin(), stages[spec.stage].end());
-    if (spec.also_ffn) ranks.insert(ranks.end(), stages[spec.stage + 1].begin(), stages[spec.stage + 1].end());
+    if (spec.also_stage < 0) continue;
+    ranks.insert(ranks.end(), stages[spec.also_stage].begin(), stages[spec.also_stage].end());
   }
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());

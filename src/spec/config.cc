@@ -101,6 +101,9 @@ bool Assign(const toml::node& node, const ConfigValue& target, bool* fits) {
         } else if constexpr (std::is_same_v<T, double>) {
           if (!node.is_number()) return false;
           *out = node.is_integer() ? static_cast<double>(node.as_integer()->get()) : node.as_floating_point()->get();
+        } else if constexpr (std::is_same_v<T, Ints>) {
+          out->clear();
+          return node.is_array() && AssignRow(*node.as_array(), out);
         } else if constexpr (std::is_same_v<T, IntRows>) {
           return AssignRows(node, out);
         } else if constexpr (std::is_same_v<T, Strings>) {

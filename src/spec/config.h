@@ -1,5 +1,4 @@
 // The resolved configuration of a run. One struct a TOML table, field names equal to the TOML keys.
-// Model keys are those of Hugging Face config.json files.
 #pragma once
 
 #include <cstdint>
@@ -7,34 +6,9 @@
 #include <vector>
 
 #include "schedule/schedule.h"
+#include "spec/model_config.h"
 
 namespace disagmoe {
-
-struct ModelConfig {
-  int64_t vocab_size = 257;
-  int64_t hidden_size = 128;            // H
-  int64_t num_hidden_layers = 2;        // L
-  int64_t num_attention_heads = 4;
-  int64_t num_key_value_heads = 2;
-  int64_t head_dim = 32;                // d; even
-  bool qk_norm = false;                 // RMSNorm over each head's query and key, before RoPE
-  double rope_theta = 10000;
-  double rms_norm_eps = 1e-6;
-  int64_t num_experts = 8;              // E
-  int64_t num_experts_per_tok = 2;      // k
-  int64_t moe_intermediate_size = 128;  // De
-  bool norm_topk_prob = true;           // renormalise the chosen gates to sum 1
-  int64_t n_shared_experts = 0;         // one SwiGLU of n_shared_experts * moe_intermediate_size, at the token's home
-  int64_t first_k_dense_replace = 0;    // leading layers with a dense SwiGLU instead of experts
-  int64_t intermediate_size = 512;      // of those
-  double router_aux_loss_coef = 0.01;
-  // "none"; "sequence": balance within each sequence; "global": over all sequences of a micro-batch, on all workers.
-  std::string router_aux_loss = "sequence";
-  double initializer_range = 0.02;
-
-  bool is_dense(int64_t layer) const { return layer < first_k_dense_replace; }
-  int64_t shared_intermediate() const { return n_shared_experts * moe_intermediate_size; }
-};
 
 struct LayoutConfig {
   int p_a = 1;  // A-groups

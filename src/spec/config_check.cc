@@ -44,10 +44,64 @@ class Checker {
     Require(m.head_dim % 2 == 0, "model.head_dim", "an even number (rotary embedding turns pairs)");
     Require(m.num_attention_heads % m.num_key_value_heads == 0, "model.num_key_value_heads",
             "a divisor of " + Of("model.num_attention_heads", m.num_attention_heads));
-    Require(m.num_experts_per_tok <= m.num_experts, "model.num_experts_per_tok",
-            "at most " + Of("model.num_experts", m.num_experts));
+    Require(!m.qk_norm_all_heads || m.qk_norm, "model.qk_norm_all_heads", "false with model.qk_norm = false");
+    const int64_t types = std::ssize(m.layer_types);
+    for (const std::string& type : m.layer_types) {
+      Require(type == "full_attention" || type == "sliding_attention", "model.layer_types",
+              "\"full_attention\" or \"sliding_attention\" for each layer");
+      Require(type == "full_attention" || m.sliding_window > 0, "model.layer_types",
+              "\"full_attention\" in all layers with model.sliding_window = 0");
+    }
+    Require(types == 0 || types == m.num_hidden_layers, "model.layer_types",
+            "as many entries as " + Of("model.num_hidden_layers", m.num_hidden_layers));
+    Latent();
+    Require(m.rope_type != "yarn" || m.rope_original_length > 0, "model.rope_original_length",
+            "above 0 with model.rope_type = \"yarn\"");
+    Require(m.rope_beta_slow < m.rope_beta_fast || m.rope_type != "yarn", "model.rope_beta_slow",
+            "below model.rope_beta_fast = " + TomlNumber(m.rope_beta_fast));
+    Router();
     Require(m.first_k_dense_replace <= m.num_hidden_layers, "model.first_k_dense_replace",
             "at most " + Of("model.num_hidden_layers", m.num_hidden_layers));
+    for (int64_t layer : m.mlp_only_layers) {
+      Require(layer < m.num_hidden_layers, "model.mlp_only_layers",
+              "numbers below " + Of("model.num_hidden_layers", m.num_hidden_layers));
+    }
+    Require(m.n_shared_experts == 0 || m.shared_expert_intermediate_size == 0, "model.shared_expert_intermediate_size",
+            "0 with " + Of("model.n_shared_experts", m.n_shared_experts), "either says how wide shared experts are");
+    Require(!m.shared_expert_gate || m.shared_intermediate() > 0, "model.shared_expert_gate",
+            "false without shared experts", "set model.shared_expert_intermediate_size");
+  }
+
+  void Latent() {
+    const ModelConfig& m = config_.model;
+    for (const auto& [key, value] : {std::pair{"model.qk_nope_head_dim", m.qk_nope_head_dim},
+                                     {"model.qk_rope_head_dim", m.qk_rope_head_dim},
+                                     {"model.v_head_dim", m.v_head_dim}}) {
+      Require((value > 0) == m.latent(), key, m.latent() ? "above 0 with model.kv_lora_rank" : "0 without model.kv_lora_rank",
+              "these are widths of latent attention");
+    }
+    Require(m.latent() || m.q_lora_rank == 0, "model.q_lora_rank", "0 without model.kv_lora_rank");
+    Require(m.qk_rope_head_dim % 2 == 0, "model.qk_rope_head_dim", "an even number (rotary embedding turns pairs)");
+    if (!m.latent()) return;
+    const std::string with = " with latent attention (model.kv_lora_rank)";
+    Require(!m.qk_norm, "model.qk_norm", "false" + with);
+    Require(!m.attention_bias, "model.attention_bias", "false" + with);
+    Require(!m.output_bias, "model.output_bias", "false" + with);
+    Require(!m.attention_sinks, "model.attention_sinks", "false" + with);
+  }
+
+  void Router() {
+    const ModelConfig& m = config_.model;
+    Require(m.num_experts_per_tok <= m.num_experts, "model.num_experts_per_tok",
+            "at most " + Of("model.num_experts", m.num_experts));
+    Require(m.num_experts % m.n_group == 0, "model.n_group", "a divisor of " + Of("model.num_experts", m.num_experts));
+    Require(m.topk_group <= m.n_group, "model.topk_group", "at most " + Of("model.n_group", m.n_group));
+    Require(m.topk_method != "greedy" || m.n_group == 1, "model.n_group", "1 with model.topk_method = \"greedy\"");
+    const int64_t size = m.num_experts / m.n_group;
+    Require(m.topk_group * size >= m.num_experts_per_tok, "model.topk_group",
+            "groups with room for " + Of("model.num_experts_per_tok", m.num_experts_per_tok) + " experts");
+    Require(!m.corrected_router() || m.n_group == 1 || size >= 2, "model.n_group",
+            "groups of two experts at least with model.topk_method = \"noaux_tc\"");
   }
 
   void Layout() {
@@ -208,7 +262,9 @@ class Checker {
     };
     weight("model.moe_intermediate_size", 2 * m.num_experts * m.moe_intermediate_size);
     weight("model.n_shared_experts", 2 * m.shared_intermediate());
-    weight("model.head_dim", (m.num_attention_heads + 2 * m.num_key_value_heads) * m.head_dim);
+    weight("model.intermediate_size", 2 * m.intermediate_size);
+    weight("model.head_dim", (m.num_attention_heads + 2 * m.num_key_value_heads) * m.qk_dim());
+    weight("model.v_head_dim", m.num_attention_heads * m.value_dim());
   }
 
   RunConfig& config_;

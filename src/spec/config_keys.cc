@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "schedule/schedule.h"
+#include "spec/hf_config.h"
 #include "spec/presets.h"
 
 namespace disagmoe {
@@ -46,28 +47,67 @@ ConfigKey Text(ConfigKey key, bool may_be_empty, std::string_view help) {
 #define KEY(path) \
   ConfigKey { .name = #path, .value = [](RunConfig& c) -> ConfigValue { return &c.path; }, .choices = {}, .help = {} }
 
+std::vector<std::string_view> ModelTypes() {
+  std::vector<std::string_view> types{""};
+  types.insert(types.end(), HfFamilies().begin(), HfFamilies().end());
+  return types;
+}
+
 // The upper limits keep products (rows x columns, tokens x steps, stages x micro-batches) far from overflow.
 std::vector<ConfigKey> ModelKeys() {
   return {
+      Choice(KEY(model.model_type), ModelTypes(), "Hugging Face family that it is exported as; empty: none"),
       Number(KEY(model.vocab_size), 2, 1 << 24, "tokens; 257 for the built-in byte tokenizer"),
       Number(KEY(model.hidden_size), 1, 1 << 17, "H"),
       Number(KEY(model.num_hidden_layers), 1, 4096, "L"),
+      Above(KEY(model.rms_norm_eps), 0, "added to the mean square"),
+      Number(KEY(model.initializer_range), 0, kInf, "standard deviation of the initial weights"),
+      Flag(KEY(model.tie_word_embeddings), "output head and embedding are one parameter"),
       Number(KEY(model.num_attention_heads), 1, 4096, "query heads"),
       Number(KEY(model.num_key_value_heads), 1, 4096, "key/value heads; divides num_attention_heads"),
       Number(KEY(model.head_dim), 2, 4096, "width of a head; even"),
       Flag(KEY(model.qk_norm), "RMSNorm over each head's query and key"),
+      Flag(KEY(model.qk_norm_all_heads), "that norm is over all heads together (OLMoE)"),
+      Flag(KEY(model.attention_bias), "biases of queries, keys and values"),
+      Flag(KEY(model.output_bias), "bias of the attention's output"),
+      Flag(KEY(model.attention_sinks), "a learned logit a head in the softmax (gpt-oss)"),
+      Number(KEY(model.sliding_window), 0, 1 << 30, "tokens that a query sees, itself included; 0: all"),
+      Flag(KEY(model.layer_types), "\"full_attention\" or \"sliding_attention\", by layer; []: the window in all"),
+      Number(KEY(model.kv_lora_rank), 0, 1 << 20, "latent attention (DeepSeek): width of keys and values; 0: none"),
+      Number(KEY(model.q_lora_rank), 0, 1 << 20, "of queries; 0: not compressed"),
+      Number(KEY(model.qk_nope_head_dim), 0, 4096, "latent attention: width without RoPE of a head's query and key"),
+      Number(KEY(model.qk_rope_head_dim), 0, 4096, "and with it; even"),
+      Number(KEY(model.v_head_dim), 0, 4096, "and of its value"),
       Above(KEY(model.rope_theta), 0, "base of the rotary position embedding"),
-      Above(KEY(model.rms_norm_eps), 0, "added to the mean square"),
+      Choice(KEY(model.rope_type), {"default", "linear", "yarn"}, "how it is stretched for long sequences"),
+      Above(KEY(model.rope_factor), 0, "by so much"),
+      Above(KEY(model.rope_beta_fast), 0, "yarn: rotations in the original length above which pairs stay"),
+      Above(KEY(model.rope_beta_slow), 0, "yarn: rotations below which they are stretched by the whole factor"),
+      Number(KEY(model.rope_original_length), 0, 1 << 30, "yarn: length that the model was first trained with"),
+      Flag(KEY(model.rope_truncate), "yarn: between these, from a whole pair to a whole pair"),
+      Above(KEY(model.rope_attention_factor), 0, "yarn: factor of rotated queries and of keys"),
+      Above(KEY(model.attention_scale_factor), 0, "factor of the attention's logits, beside 1 / sqrt(width)"),
       Number(KEY(model.num_experts), 1, 1 << 16, "E, of a layer"),
       Number(KEY(model.num_experts_per_tok), 1, 1024, "k"),
       Number(KEY(model.moe_intermediate_size), 1, 1 << 20, "De, hidden size of an expert"),
       Flag(KEY(model.norm_topk_prob), "renormalise the chosen gates to sum 1"),
+      Above(KEY(model.routed_scaling_factor), 0, "factor of the gates"),
+      Choice(KEY(model.scoring_func), {"softmax", "sigmoid"}, "from the router's logits to scores"),
+      Choice(KEY(model.topk_method), {"greedy", "group_limited_greedy", "noaux_tc"}, "how experts are chosen by scores"),
+      Number(KEY(model.n_group), 1, 1 << 16, "groups of experts; divides num_experts"),
+      Number(KEY(model.topk_group), 1, 1 << 16, "groups in which a token's experts are"),
+      Number(KEY(model.router_bias_update_rate), 0, 1, "noaux_tc: change of an expert's correction a step, by its load"),
+      Flag(KEY(model.router_bias), "learned bias of the router's logits (gpt-oss)"),
+      Flag(KEY(model.expert_bias), "biases in the experts (gpt-oss)"),
+      Number(KEY(model.swiglu_limit), 0, kInf, "limit of gpt-oss's clamped SwiGLU; 0: plain SwiGLU"),
       Number(KEY(model.n_shared_experts), 0, 1024, "experts that every token visits"),
+      Number(KEY(model.shared_expert_intermediate_size), 0, 1 << 20, "or the width of one such expert"),
+      Flag(KEY(model.shared_expert_gate), "a learned gate of its result (Qwen2-MoE)"),
       Number(KEY(model.first_k_dense_replace), 0, 4096, "leading layers with a dense FFN"),
+      Number(KEY(model.mlp_only_layers), 0, 4095, "other layers with a dense FFN, by number"),
       Number(KEY(model.intermediate_size), 1, 1 << 20, "hidden size of dense FFNs"),
       Number(KEY(model.router_aux_loss_coef), 0, kInf, "weight of the load-balancing loss"),
       Choice(KEY(model.router_aux_loss), {"none", "sequence", "global"}, "balance per sequence or per micro-batch"),
-      Number(KEY(model.initializer_range), 0, kInf, "standard deviation of the initial weights"),
   };
 }
 
@@ -158,14 +198,17 @@ bool Near(int distance, std::string_view name) {
   return distance < size && distance <= 1 + size / 4;
 }
 
-std::string TomlRows(const IntRows& rows) {
+std::string TomlInts(const Ints& row) {
   std::string text;
-  for (const auto& row : rows) {
-    std::string line;
-    for (int64_t x : row) line += (line.empty() ? "" : ", ") + std::to_string(x);
-    text += (text.empty() ? "[" : ", [") + line + "]";
-  }
-  return rows.size() == 1 ? text : "[" + text + "]";
+  for (int64_t x : row) text += (text.empty() ? "" : ", ") + std::to_string(x);
+  return "[" + text + "]";
+}
+
+std::string TomlRows(const IntRows& rows) {
+  if (rows.size() == 1) return TomlInts(rows[0]);
+  std::string text;
+  for (const auto& row : rows) text += (text.empty() ? "" : ", ") + TomlInts(row);
+  return "[" + text + "]";
 }
 
 std::string Limit(const ConfigKey& key, double limit) {
@@ -202,6 +245,9 @@ std::string ExpectedValue(const ConfigKey& key) {
   RunConfig config;
   const ConfigValue value = key.value(config);
   if (std::holds_alternative<bool*>(value)) return "true or false";
+  if (std::holds_alternative<Ints*>(value)) {
+    return "an array of integers from " + Limit(key, key.min) + " to " + Limit(key, key.max);
+  }
   if (std::holds_alternative<IntRows*>(value)) {
     return "an array of integers from " + Limit(key, key.min) + " to " + Limit(key, key.max) + ", or an array of such arrays";
   }
@@ -229,10 +275,15 @@ std::string OutOfRange(const ConfigKey& key, RunConfig& config) {
                                           : std::find(key.choices.begin(), key.choices.end(), **text) != key.choices.end();
     return good ? "" : TomlString(**text);
   }
+  const auto outside = [&](const Ints& row) -> std::string {
+    for (int64_t x : row)
+      if (static_cast<double>(x) < key.min || static_cast<double>(x) > key.max) return std::to_string(x);
+    return "";
+  };
+  if (auto* row = std::get_if<Ints*>(&value)) return outside(**row);
   if (auto* rows = std::get_if<IntRows*>(&value)) {
-    for (const auto& row : **rows)
-      for (int64_t x : row)
-        if (static_cast<double>(x) < key.min || static_cast<double>(x) > key.max) return std::to_string(x);
+    for (const Ints& row : **rows)
+      if (const std::string got = outside(row); !got.empty()) return got;
     return "";
   }
   const double number = std::visit(
@@ -302,6 +353,7 @@ std::string TomlValue(const ConfigValue& value) {
         if constexpr (std::is_same_v<T, bool>) return *v ? "true" : "false";
         else if constexpr (std::is_same_v<T, std::string>) return TomlString(*v);
         else if constexpr (std::is_same_v<T, double>) return TomlNumber(*v);
+        else if constexpr (std::is_same_v<T, Ints>) return TomlInts(*v);
         else if constexpr (std::is_same_v<T, IntRows>) return TomlRows(*v);
         else if constexpr (std::is_same_v<T, Strings>) return TomlStrings(*v);
         else return std::to_string(*v);

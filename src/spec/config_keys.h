@@ -11,9 +11,10 @@
 
 namespace disagmoe {
 
+using Ints = std::vector<int64_t>;
 using IntRows = std::vector<std::vector<int64_t>>;  // in TOML an array of integers (one row) or of such arrays
 using Strings = std::vector<std::string>;
-using ConfigValue = std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, IntRows*, Strings*>;
+using ConfigValue = std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, Ints*, IntRows*, Strings*>;
 
 struct ConfigKey {
   std::string_view name;  // "train.lr"

@@ -309,6 +309,7 @@ void Change(const ConfigKey& key, RunConfig& config, int index) {
         if constexpr (std::is_same_v<T, bool>) *value = !*value;
         else if constexpr (std::is_same_v<T, std::string>) *value = key.choices.empty() ? "a\"\\\n\x7f é" : key.choices.back();
         else if constexpr (std::is_same_v<T, double>) *value = 0.1 + 1.0 / (index + 3);
+        else if constexpr (std::is_same_v<T, Ints>) *value = {index, 3, 1};
         else if constexpr (std::is_same_v<T, IntRows>) *value = {{0, index + 1}, {7, 0}};
         else if constexpr (std::is_same_v<T, Strings>) *value = {"a\"", "b=" + std::to_string(index)};
         else *value = static_cast<T>(key.max) - index;

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "spec/hf_config.h"
 #include "spec/model_shape.h"
 #include "spec/presets.h"
 
@@ -347,6 +348,12 @@ Json Parse(const std::string& text, const std::string& where) {
 }
 
 }  // namespace
+
+const std::vector<std::string_view>& HfFamilies() {
+  static const std::vector<std::string_view> names = {"qwen3_moe", "qwen2_moe", "mixtral",     "olmoe",
+                                                      "gpt_oss",   "deepseek",  "deepseek_v2", "deepseek_v3"};
+  return names;
+}
 
 ModelShape ReadHfConfig(const std::string& json, const std::string& where) {
   struct Family {
