@@ -15,7 +15,7 @@
 
 #include <openssl/evp.h>
 
-#include "io/checkpoint.h"
+#include "io/safetensors.h"
 
 namespace disagmoe {
 namespace {

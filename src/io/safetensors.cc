@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "io/checkpoint.h"
 #include "io/file.h"
+#include "io/safetensors.h"
 
 namespace disagmoe {
 namespace {

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "base/rng.h"
-#include "io/checkpoint.h"
+#include "io/safetensors.h"
 #include "io/test_util.h"
 
 namespace disagmoe {
