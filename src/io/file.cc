@@ -41,6 +41,19 @@ int OpenForReading(const std::string& path, uint64_t* size) {
   return fd;
 }
 
+void ReadAll(int fd, const std::string& path, uint64_t offset, void* data, size_t bytes) {
+  char* p = static_cast<char*>(data);
+  while (bytes > 0) {
+    const ssize_t n = ::pread(fd, p, bytes, static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) throw SystemError("cannot read the file", path, errno);
+    if (n == 0) throw Error({"the file became shorter while it was read", path, {}, {}, {}});
+    p += n;
+    offset += static_cast<uint64_t>(n);
+    bytes -= static_cast<size_t>(n);
+  }
+}
+
 }  // namespace
 
 Error SystemError(const std::string& what, const std::string& path, int error_number) {
@@ -85,10 +98,16 @@ MappedFile::~MappedFile() {
   if (data_) ::munmap(const_cast<uint8_t*>(data_), size_);
 }
 
+FileReader::FileReader(const std::string& path) : path_(path), fd_(OpenForReading(path, &size_)) {}
+
+FileReader::~FileReader() { ::close(fd_); }
+
+void FileReader::ReadAt(uint64_t offset, void* data, size_t bytes) const { ReadAll(fd_, path_, offset, data, bytes); }
+
 AtomicFile::AtomicFile(const std::string& path) : path_(path) {
   const std::string folder = ParentFolder(path);
   const std::string temporary = (folder == "/" ? "" : folder) + "/." + BaseName(path) + ".tmp";
-  fd_ = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  fd_ = ::open(temporary.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (fd_ < 0) throw SystemError("cannot create the file", temporary, errno);
   if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     ::close(fd_);
@@ -125,6 +144,24 @@ void AtomicFile::Write(const void* data, size_t bytes) {
     bytes -= static_cast<size_t>(n);
   }
 }
+
+void AtomicFile::SetLength(uint64_t bytes) {
+  if (::ftruncate(fd_, static_cast<off_t>(bytes)) != 0) throw SystemError("cannot set the file's length", path_, errno);
+}
+
+void AtomicFile::WriteAt(uint64_t offset, const void* data, size_t bytes) {
+  const char* p = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t n = ::pwrite(fd_, p, std::min<size_t>(bytes, size_t{64} << 20), static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) throw SystemError("cannot write the file", path_, n < 0 ? errno : EIO);
+    p += n;
+    offset += static_cast<uint64_t>(n);
+    bytes -= static_cast<size_t>(n);
+  }
+}
+
+void AtomicFile::ReadAt(uint64_t offset, void* data, size_t bytes) const { ReadAll(fd_, path_, offset, data, bytes); }
 
 void AtomicFile::Close() {
   if (fd_ < 0) return;

@@ -36,6 +36,25 @@ class MappedFile {
   size_t size_ = 0;
 };
 
+// A regular file that is read in pieces: nothing stays in memory, and a disk that fails is an Error and no signal.
+// Threads may read at the same time.
+class FileReader {
+ public:
+  explicit FileReader(const std::string& path);
+  ~FileReader();
+  FileReader(const FileReader&) = delete;
+  FileReader& operator=(const FileReader&) = delete;
+  // All of them, or an Error.
+  void ReadAt(uint64_t offset, void* data, size_t bytes) const;
+  uint64_t size() const { return size_; }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  uint64_t size_ = 0;
+  int fd_ = -1;
+};
+
 // Written as folder/.name.tmp; Close() makes the content durable, Publish() gives it its name. Destroyed before
 // Publish(), it leaves nothing behind. The temporary file is locked: a second writer of the same name is an Error.
 class AtomicFile {
@@ -47,9 +66,14 @@ class AtomicFile {
   // Takes the space now, where the file system can, so that a full disk shows before any work is done.
   void Reserve(uint64_t bytes);
   void Write(const void* data, size_t bytes);
+  // For files that are filled in any order: the length first, then any part of it.
+  void SetLength(uint64_t bytes);
+  void WriteAt(uint64_t offset, const void* data, size_t bytes);
+  void ReadAt(uint64_t offset, void* data, size_t bytes) const;
   void Close();
   void Publish();  // Close(), rename, sync of the folder
   const std::string& path() const { return path_; }
+  const std::string& temporary_path() const { return temporary_; }
 
  private:
   std::string path_, temporary_;

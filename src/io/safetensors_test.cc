@@ -55,7 +55,7 @@ TEST(Safetensors, ReadsFileOfTheReferenceLibrary) {
   EXPECT_EQ(Values<uint8_t>(file.Find("bytes")), (std::vector<uint8_t>{1, 2, 255}));
   EXPECT_EQ(Values<uint16_t>(file.Find("half")), (std::vector<uint16_t>{0x3c00, 0xc000}));
   EXPECT_EQ(Values<uint8_t>(file.Find("n\xc3\xa4me \"quoted\"\\")), (std::vector<uint8_t>{1, 0}));
-  EXPECT_NE(ErrorOf([&] { file.Find("weight"); }).find("got weight, expected one of the file's 7 arrays"), std::string::npos);
+  EXPECT_NE(ErrorOf([&] { file.Find("weight"); }).find("got \"weight\", expected one of the file's 7 arrays"), std::string::npos);
 }
 
 TEST(Safetensors, WritesTheFormatByteForByte) {
