@@ -11,6 +11,7 @@
 #include "io/dataset.h"
 #include "spec/config_keys.h"
 #include "spec/layout.h"
+#include "spec/model_shape.h"
 #include "spec/trainable.h"
 #include "transport/launch_env.h"
 #include "transport/ucx.h"

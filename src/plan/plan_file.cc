@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "spec/config_keys.h"
+#include "spec/hf_config.h"
 #include "spec/trainable.h"
 
 namespace disagmoe {
@@ -59,8 +60,7 @@ int VirtualStages(const RunConfig& c, const std::string& path) {
 // The job of the tables, with no setting yet.
 Job FromTables(const RunConfig& c, const std::string& path) {
   Job job;
-  job.model = c.plan.model.empty() ? ShapeOf(c.model, std::filesystem::path(path).stem().string())
-                                   : LoadModelShape(c.plan.model);
+  job.model = ShapeOfRun(c, path);
   const std::vector<ClusterSpec> clusters = LoadClusters(c.plan.cluster);
   job.cluster = clusters[0];
   if (clusters.size() == 2) job.ffn_cluster = clusters[1];
@@ -132,8 +132,7 @@ bool IsPlanned(std::string_view key) {
 }
 
 bool IsWritten(const ConfigKey& key, const RunConfig& c) {
-  if (key.table() == "model") return c.plan.model.empty();
-  if (key.name == "plan.model") return !c.plan.model.empty();
+  if (key.table() == "model") return (key.name == "model.from") != c.model.from.empty();
   if (key.name == "plan.settings") return !c.plan.settings.empty();
   return key.table() == "layout" || key.table() == "schedule" || key.table() == "plan" || IsPlanned(key.name);
 }
@@ -150,21 +149,16 @@ std::string Print(RunConfig c) {
   return text;
 }
 
-// [model] where the runtime has the model, else its name. Says what is not from the model's own file.
-std::string SetModel(const Job& job, const std::string& argument, RunConfig* c) {
-  std::string missing;
-  c->model = ModelOf(job.model, &missing);
-  const bool own = argument.ends_with(".toml");
-  if (!missing.empty()) {
-    c->plan.model = own ? LoadConfig(argument, {}).plan.model : argument;
-    return "plan.model is simulated only: it needs " + missing + ", which the runtime does not train.";
-  }
-  if (own && LoadConfig(argument, {}).plan.model.empty()) {
+// [model]: by name, or all of that of a run's .toml. Says where it is from.
+std::string SetModel(const std::string& argument, RunConfig* c) {
+  if (argument.ends_with(".toml")) {
     c->model = LoadConfig(argument, {}).model;
+    c->model.from.clear();  // the file may have changed keys of it
     return "[model] is that of " + argument + ".";
   }
-  return "[model] has the dimensions of " + job.model.name + ". What decides no cost (rope_theta, rms_norm_eps,\n"
-         "norm_topk_prob, router_aux_loss_coef, initializer_range) is the program's default: see its config.json.";
+  c->model = LoadHfModel(argument).hf.model;
+  c->model.from = argument;
+  return "[model] is read from there" + std::string(std::filesystem::is_directory(argument) ? ", and the weights if it has some." : ".");
 }
 
 }  // namespace
@@ -190,7 +184,7 @@ std::string PlanFile(const Job& job, const std::string& model_argument, const st
   CheckJob(job);
   RunConfig c;
   c.plan.cluster = cluster_argument;
-  const std::string model = SetModel(job, model_argument, &c);
+  const std::string model = SetModel(model_argument, &c);
   c.train.dtype = "bf16";
   FillTables(job, &c);
   Job read = FromTables(c, "plan");
@@ -205,7 +199,7 @@ std::string PlanFile(const Job& job, const std::string& model_argument, const st
   CheckConfig(c, "plan");
   return Comment(made_by) +
          Comment("`disagmoe simulate FILE` simulates it" +
-                 std::string(c.plan.model.empty() && MissingForSchedule(job.schedule).empty()
+                 std::string(MissingForSchedule(job.schedule).empty()
                                  ? ", `disagmoe train FILE data.path=PREFIX` trains it."
                                  : ".")) +
          Comment(model) + Print(c);

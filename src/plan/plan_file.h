@@ -1,6 +1,6 @@
 // A job as a file: a run's configuration, which `train` takes, with a table [plan] of what only the cost model knows
-// (docs/formats.md). Each fact is in one place: the model in [model], or by name in plan.model if the runtime does not
-// train it; layout, schedule and batch in their tables; the rest is the settings of plan.settings.
+// (docs/formats.md). Each fact is in one place: the model in [model]; layout, schedule and batch in their tables; the rest
+// is the settings of plan.settings.
 #pragma once
 
 #include <string>

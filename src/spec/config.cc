@@ -18,7 +18,7 @@
 
 #include "base/error.h"
 #include "spec/config_keys.h"
-#include "spec/trainable.h"
+#include "spec/hf_config.h"
 
 namespace disagmoe {
 namespace {
@@ -126,7 +126,7 @@ class Loader : public ConfigOrigin {
   RunConfig Load(const std::vector<std::string>& overrides) {
     ReadTables();
     for (const std::string& text : overrides) Override(text);
-    if (!config_.plan.model.empty()) TakePlanModel();
+    if (!config_.model.from.empty()) TakeModel();
     CheckConfig(config_, *this);
     return config_;
   }
@@ -137,19 +137,53 @@ class Loader : public ConfigOrigin {
   }
 
  private:
-  // Checks and schedules need the model's dimensions also where it is said by name.
-  void TakePlanModel() {
-    const std::string& name = config_.plan.model;
+  // The keys that model.from stands for, and the weights beside it. Keys that are given too take their place, unless there
+  // are weights, of which they would not be true.
+  void TakeModel() {
+    const std::string from = config_.model.from;
+    const NamedModel named = LoadHfModel(from);
+    RunConfig read;
+    read.model = named.hf.model;
+    const bool weights = !named.folder.empty() && HasWeights(named.folder);
+    const bool used = weights && (config_.train.init == "auto" || config_.train.init == named.folder);
     for (const ConfigKey& key : ConfigKeys()) {
-      if (key.table() != "model" || !where_.contains(key.name)) continue;
-      throw Error({"contradiction", Where("plan.model"), Quoted(name), "no key of [model] with it",
-                   Where(key.name) + " says the model too"});
+      if (key.table() != "model" || !where_.contains(key.name) || key.name == "model.from") continue;
+      const std::string given = TomlValue(key.value(config_)), theirs = TomlValue(key.value(read));
+      if (used && given != theirs && !OfTraining(key.name)) {
+        throw Error({"contradiction", Where(key.name), given, theirs + ", as in " + from,
+                     "the weights there are of another model; train.init=random starts anew"});
+      }
+      Copy(key, config_, read);
     }
-    if (name.ends_with(".toml")) {
-      throw Error({"value not allowed", Where("plan.model"), Quoted(name), "a preset, a config.json or its folder",
-                   "what a run's .toml says of its model is [model] here"});
+    config_.model = read.model;
+    config_.model.from = from;
+    if (config_.train.init != "auto") return;
+    if (!named.folder.empty() && std::filesystem::is_directory(from) && !weights) {
+      throw Error({"no weights", Where("model.from"), Quoted(from), "model.safetensors or model.safetensors.index.json in it",
+                   "train.init=random starts from random weights"});
     }
-    config_.model = ModelOf(LoadModelShape(name), nullptr);
+    if (weights) config_.train.init = named.folder;
+  }
+
+  // What a config.json does not decide.
+  static bool OfTraining(std::string_view key) {
+    return key == "model.router_aux_loss" || key == "model.router_aux_loss_coef" || key == "model.initializer_range" ||
+           key == "model.router_bias_update_rate";
+  }
+
+  static bool HasWeights(const std::string& folder) {
+    namespace fs = std::filesystem;
+    std::error_code error;
+    return fs::exists(folder + "/model.safetensors", error) || fs::exists(folder + "/model.safetensors.index.json", error);
+  }
+
+  static void Copy(const ConfigKey& key, RunConfig& from, RunConfig& to) {
+    std::visit(
+        [&](auto* out) {
+          using T = std::remove_pointer_t<decltype(out)>;
+          *out = *std::get<T*>(key.value(from));
+        },
+        key.value(to));
   }
 
   void ReadTables() {
@@ -280,10 +314,9 @@ std::string PrintConfig(const RunConfig& config) {
   RunConfig copy = config;
   std::string text;
   std::string_view table;
-  const bool none = config.plan.model.empty() && config.plan.cluster.empty() && config.plan.settings.empty();
+  const bool none = config.plan.cluster.empty() && config.plan.settings.empty();
   for (const ConfigKey& key : ConfigKeys()) {
-    // The two ways to say a model exclude each other.
-    if (key.table() == "model" && !config.plan.model.empty()) continue;
+    if (key.name == "model.from") continue;  // the other keys say all of it, wherever the file goes
     if (key.table() == "plan" && none) continue;
     if (key.table() != table) {
       table = key.table();

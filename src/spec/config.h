@@ -54,6 +54,9 @@ struct TrainConfig {
   int64_t eval_micro_batches = 0;   // held-out micro-batches an evaluation
   int64_t save_interval = 0;        // steps; 0 = only at the end if save
   bool save = true;
+  // Weights at the start: "random", a Hugging Face folder, or a checkpoint's (its optimizer state is not read). "auto": of
+  // model.from if that is a folder with weights (then a loaded configuration has its name here), else random.
+  std::string init = "auto";
   std::string resume;               // "": start anew; "latest": from out/checkpoints/latest; or a checkpoint folder
 };
 
@@ -86,7 +89,6 @@ struct TraceConfig {
 
 // What only the cost model knows. With a cluster the file is a plan: `simulate` takes it as it is (plan/plan_file.h).
 struct PlanConfig {
-  std::string model;    // instead of [model]: a preset or config.json that the runtime does not train
   std::string cluster;  // "h800x128", or a .toml file
   std::vector<std::string> settings;  // "nics_a=1.5": those of `simulate --set` that no other table says
 };

@@ -56,6 +56,7 @@ std::vector<std::string_view> ModelTypes() {
 // The upper limits keep products (rows x columns, tokens x steps, stages x micro-batches) far from overflow.
 std::vector<ConfigKey> ModelKeys() {
   return {
+      Text(KEY(model.from), true, "preset, config.json or folder to take this table from; with its weights, if it has some"),
       Choice(KEY(model.model_type), ModelTypes(), "Hugging Face family that it is exported as; empty: none"),
       Number(KEY(model.vocab_size), 2, 1 << 24, "tokens; 257 for the built-in byte tokenizer"),
       Number(KEY(model.hidden_size), 1, 1 << 17, "H"),
@@ -78,6 +79,7 @@ std::vector<ConfigKey> ModelKeys() {
       Number(KEY(model.qk_nope_head_dim), 0, 4096, "latent attention: width without RoPE of a head's query and key"),
       Number(KEY(model.qk_rope_head_dim), 0, 4096, "and with it; even"),
       Number(KEY(model.v_head_dim), 0, 4096, "and of its value"),
+      Above(KEY(model.latent_norm_eps), 0, "latent attention: added to the mean square of what is compressed"),
       Above(KEY(model.rope_theta), 0, "base of the rotary position embedding"),
       Choice(KEY(model.rope_type), {"default", "linear", "yarn"}, "how it is stretched for long sequences"),
       Above(KEY(model.rope_factor), 0, "by so much"),
@@ -86,6 +88,7 @@ std::vector<ConfigKey> ModelKeys() {
       Number(KEY(model.rope_original_length), 0, 1 << 30, "yarn: length that the model was first trained with"),
       Flag(KEY(model.rope_truncate), "yarn: between these, from a whole pair to a whole pair"),
       Above(KEY(model.rope_attention_factor), 0, "yarn: factor of rotated queries and of keys"),
+      Flag(KEY(model.rope_interleave), "published weights pair neighbours (DeepSeek); permuted on reading and writing"),
       Above(KEY(model.attention_scale_factor), 0, "factor of the attention's logits, beside 1 / sqrt(width)"),
       Number(KEY(model.num_experts), 1, 1 << 16, "E, of a layer"),
       Number(KEY(model.num_experts_per_tok), 1, 1024, "k"),
@@ -158,6 +161,7 @@ std::vector<ConfigKey> TrainKeys() {
       Number(KEY(train.eval_micro_batches), 0, 1 << 20, "held-out micro-batches an evaluation; 0: none"),
       Number(KEY(train.save_interval), 0, 1e9, "steps between checkpoints; 0: at the end only"),
       Flag(KEY(train.save), "write checkpoints"),
+      Text(KEY(train.init), false, "\"random\"; a Hugging Face or checkpoint folder, for its weights; \"auto\": model.from's"),
       Text(KEY(train.resume), true, "checkpoint folder to go on from, or \"latest\" of this out folder"),
   };
 }
@@ -180,7 +184,6 @@ std::vector<ConfigKey> OtherKeys() {
       Number(KEY(device.threads), 1, 1024, "CPU threads of a worker"),
       Number(KEY(trace.first_step), 1, 1e9, "first step that is traced, counted from 1"),
       Number(KEY(trace.steps), 0, 1e6, "steps traced; 0: no trace"),
-      Text(KEY(plan.model), true, "instead of [model]: a preset or config.json that is simulated only"),
       Text(KEY(plan.cluster), true, "what `disagmoe simulate` of this file simulates it on: \"h800x128\", or a .toml"),
       Flag(KEY(plan.settings), "of `disagmoe simulate --set`, such as \"mixed_nodes=true\""),
   };

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "spec/hf_config.h"
 #include "spec/model_shape.h"
 #include "spec/presets.h"
 
@@ -17,10 +18,11 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 json PresetJson(const std::string& name) { return json::parse(FindPreset(ModelPresetFiles(), name)->text); }
-ModelShape Read(const json& config) { return ReadHfConfig(config.dump(), "config.json"); }
+ModelConfig Model(const json& config) { return ReadHfModel(config.dump(), "config.json").model; }
+ModelShape Read(const json& config) { return ShapeOf(Model(config), "x"); }
 std::string ErrorOf(const std::string& text) {
   try {
-    ReadHfConfig(text, "config.json");
+    ReadHfModel(text, "config.json");
   } catch (const Error& error) {
     return error.what();
   }
@@ -71,10 +73,13 @@ TEST(HfConfig, Windows) {
                                                           "full_attention"}}})).window, ElementsAre(0, 128, 0, 0));
   EXPECT_THAT(Read(Small("mixtral-8x7b", {})).window, ElementsAre(0, 0, 0, 0));
   EXPECT_THAT(Read(Small("mixtral-8x7b", {{"sliding_window", 4096}})).window, ElementsAre(4096, 4096, 4096, 4096));
-  // Qwen: a window that is not in use is none; the first max_window_layers are full.
+  // Qwen: a window that is not in use is none.
   EXPECT_THAT(Read(Small("qwen2-57b-a14b", {{"max_window_layers", 0}})).window, ElementsAre(0, 0, 0, 0));
-  EXPECT_THAT(Read(Small("qwen2-57b-a14b", {{"use_sliding_window", true}, {"max_window_layers", 3}})).window,
-              ElementsAre(0, 0, 0, 65536));
+  // In use, layer_types say where: releases of transformers differ in what they make of max_window_layers.
+  EXPECT_THAT(ErrorOf(Small("qwen2-57b-a14b", {{"use_sliding_window", true}})), HasSubstr("expected layer_types with it"));
+  const json types = {"full_attention", "sliding_attention", "full_attention", "full_attention"};
+  EXPECT_THAT(Read(Small("qwen2-57b-a14b", {{"use_sliding_window", true}, {"layer_types", types}})).window,
+              ElementsAre(0, 65536, 0, 0));
 }
 
 TEST(HfConfig, Heads) {
@@ -143,7 +148,6 @@ TEST(HfConfig, AcceptsWholePublishedFiles) {
                        {"auto_map", {{"AutoConfig", "x"}}},
                        {"pretraining_tp", 1},
                        {"ep_size", 1},
-                       {"rope_parameters", {{"rope_theta", 1e6}}},
                        {"quantization_config", {{"quant_method", "fp8"}}},
                        {"router_jitter_noise", 0.0},
                        {"_name_or_path", "x"}};

@@ -10,6 +10,9 @@
 namespace disagmoe {
 
 struct ModelConfig {
+  // A preset, a config.json or a folder with one: the other keys are taken from it when a configuration is
+  // loaded. Printed configurations have those instead.
+  std::string from = "";
   // The family that it is exported as: "qwen3_moe", "gpt_oss", ...; "" = none, as the runtime's own models.
   std::string model_type = "";
   int64_t vocab_size = 257;
@@ -29,15 +32,17 @@ struct ModelConfig {
   bool output_bias = false;             // of the output projection
   bool attention_sinks = false;         // one learned logit a head that takes part in the softmax
   int64_t sliding_window = 0;           // a query sees itself and the sliding_window - 1 tokens before it; 0 = all
-  std::vector<std::string> layer_types = {};  // by layer "full_attention" or "sliding_attention"; []: the window is everywhere
+  // By layer "full_attention" or "sliding_attention"; []: the window is everywhere.
+  std::vector<std::string> layer_types = {};
   // Multi-head latent attention (arXiv 2405.04434, section 2.1); kv_lora_rank 0 = none, q_lora_rank 0 = whole queries.
   int64_t kv_lora_rank = 0;
   int64_t q_lora_rank = 0;
   int64_t qk_nope_head_dim = 0;
   int64_t qk_rope_head_dim = 0;
   int64_t v_head_dim = 0;
+  double latent_norm_eps = 1e-6;        // of the norms of compressed queries, keys and values
 
-  // Rotary embedding: pairs (i, i + half). Files that pair neighbours are permuted when they are read and written.
+  // Rotary embedding: pairs (i, i + half).
   double rope_theta = 10000;
   std::string rope_type = "default";    // "default", "linear" (positions / factor), "yarn" (arXiv 2309.00071)
   double rope_factor = 1;
@@ -45,6 +50,7 @@ struct ModelConfig {
   int64_t rope_original_length = 0;     // original_max_position_embeddings
   bool rope_truncate = true;            // ends of yarn's ramp are whole numbers
   double rope_attention_factor = 1;     // yarn: of cos and sin
+  bool rope_interleave = false;         // published weights pair neighbours; they are permuted on reading and writing
   double attention_scale_factor = 1;    // of the logits, beside 1 / sqrt(d): DeepSeek's mscale, squared
 
   // Experts and router.
@@ -54,16 +60,17 @@ struct ModelConfig {
   bool norm_topk_prob = true;           // renormalise the chosen gates to sum 1
   double routed_scaling_factor = 1;     // of the gates, after that
   std::string scoring_func = "softmax"; // "softmax", "sigmoid": logits to scores; gates are scores of the chosen
-  // "greedy": the k largest scores; "group_limited_greedy": within the topk_group best of n_group equal groups of experts,
-  // a group being as good as its best expert (DeepSeek-V2); "noaux_tc": the same with scores plus a correction that only
-  // chooses, a group being as good as its two best (DeepSeek-V3). The correction learns from loads: see router_bias_update_rate.
+  // "greedy": the k largest scores; "group_limited_greedy": within the topk_group best of n_group equal groups of
+  // experts, a group being as good as its best expert (DeepSeek-V2); "noaux_tc": the same with scores plus a correction
+  // that only chooses, a group being as good as its two best (DeepSeek-V3); it learns from loads.
   std::string topk_method = "greedy";
   int64_t n_group = 1;
   int64_t topk_group = 1;
   double router_bias_update_rate = 0.001;  // noaux_tc: a step adds this to an expert below the mean load, takes it above
   bool router_bias = false;             // of the logits, learned (gpt-oss)
   bool expert_bias = false;             // of both projections of an expert
-  double swiglu_limit = 0;              // 0: silu(gate) up; else gpt-oss's: min(gate, limit) sigmoid(1.702 gate) (1 + clamp(up))
+  // 0: silu(gate) up; else gpt-oss's, gate at most limit and up within +-limit: gate sigmoid(1.702 gate) (1 + up).
+  double swiglu_limit = 0;
   int64_t n_shared_experts = 0;         // one SwiGLU of n_shared_experts * moe_intermediate_size, at the token's home
   int64_t shared_expert_intermediate_size = 0;  // or of this width
   bool shared_expert_gate = false;      // its result times sigmoid of a projection to one number (Qwen2-MoE)

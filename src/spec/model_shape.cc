@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "spec/hf_config.h"
 #include "spec/presets.h"
 
 namespace disagmoe {
@@ -51,15 +52,9 @@ std::string Summary(const ModelShape& s) {
   return text + ", " + Billions(s.TotalParams()) + " parameters, " + Billions(s.ActiveParams()) + " active";
 }
 
-ModelShape ReadPreset(const PresetFile& preset) {
-  ModelShape shape = ReadHfConfig(std::string(preset.text), "preset " + std::string(preset.name));
-  shape.name = preset.name;
-  return shape;
-}
-
-ModelShape ReadFile(const std::string& path, const std::string& name) {
-  ModelShape shape = ReadHfConfig(ReadSpecFile(path, "model", "a config.json"), path);
-  shape.name = name;
+ModelShape ShapeOfHf(const HfModel& hf, const std::string& name) {
+  ModelShape shape = ShapeOf(hf.model, name);
+  shape.source = hf.source;
   return shape;
 }
 
@@ -98,52 +93,81 @@ int64_t ModelShape::ActiveParams() const {
 ModelShape ShapeOf(const ModelConfig& model, const std::string& name) {
   ModelShape s;
   s.name = name;
-  s.family = "disagmoe";
+  s.family = model.model_type.empty() ? "disagmoe" : model.model_type;
   s.source = "the run's [model] table";
   s.vocab_size = model.vocab_size;
   s.hidden_size = model.hidden_size;
   s.num_layers = model.num_hidden_layers;
   s.num_heads = model.num_attention_heads;
-  s.num_kv_heads = model.num_key_value_heads;
-  s.head_dim = s.value_dim = s.rope_dim = model.head_dim;
+  s.num_kv_heads = model.kv_heads();
+  s.head_dim = model.qk_dim();
+  s.value_dim = model.value_dim();
   s.qk_norm = model.qk_norm;
-  s.window.assign(s.num_layers, 0);
+  s.qk_norm_all_heads = model.qk_norm_all_heads;
+  s.attention_bias = model.attention_bias;
+  s.output_bias = model.output_bias;
+  s.sinks = model.attention_sinks;
+  s.q_lora_rank = model.q_lora_rank;
+  s.kv_lora_rank = model.kv_lora_rank;
+  s.rope_dim = model.rope_dim();
   s.num_experts = model.num_experts;
   s.experts_per_token = model.num_experts_per_tok;
   s.expert_hidden = model.moe_intermediate_size;
+  s.expert_bias = model.expert_bias;
+  s.router_bias = model.router_bias || model.corrected_router();
+  const bool grouped = model.topk_method != "greedy" && model.topk_group < model.n_group;
+  s.expert_groups = grouped ? model.n_group : 0;
+  s.groups_per_token = grouped ? model.topk_group : 0;
   s.shared_hidden = model.shared_intermediate();
-  for (int64_t l = 0; l < s.num_layers; ++l) s.dense.push_back(model.is_dense(l));
-  s.dense_hidden = model.first_k_dense_replace > 0 ? model.intermediate_size : 0;
+  s.shared_gate = model.shared_expert_gate;
+  s.tied_embeddings = model.tie_word_embeddings;
+  for (int64_t l = 0; l < s.num_layers; ++l) {
+    s.window.push_back(model.window(l));
+    s.dense.push_back(model.is_dense(l));
+    if (model.is_dense(l)) s.dense_hidden = model.intermediate_size;
+  }
   return s;
 }
 
-ModelShape LoadModelShape(const std::string& name_or_path) {
+NamedModel LoadHfModel(const std::string& name_or_path) {
   namespace fs = std::filesystem;
-  if (const PresetFile* preset = FindPreset(ModelPresetFiles(), name_or_path)) return ReadPreset(*preset);
+  if (const PresetFile* preset = FindPreset(ModelPresetFiles(), name_or_path)) {
+    return {ReadHfModel(std::string(preset->text), "preset " + name_or_path), name_or_path, ""};
+  }
   const fs::path path(name_or_path);
-  if (fs::is_directory(path)) {
-    return ReadFile((path / "config.json").string(), fs::weakly_canonical(path).filename().string());
+  const bool folder = fs::is_directory(path);
+  if (!folder && path.extension() != ".json") {
+    throw Error({"unknown model", {}, "'" + name_or_path + "'",
+                 PresetNames(ModelPresetFiles()) + "; or a config.json, a folder with one, or a run's .toml",
+                 NearestPreset(ModelPresetFiles(), name_or_path)});
   }
-  if (path.extension() == ".json") {
-    const std::string folder = fs::weakly_canonical(path).parent_path().filename().string();
-    return ReadFile(name_or_path, path.filename() == "config.json" && !folder.empty() ? folder : path.stem().string());
+  const fs::path file = folder ? path / "config.json" : path;
+  const std::string parent = fs::weakly_canonical(file).parent_path().filename().string();
+  const bool named_by_folder = folder || (path.filename() == "config.json" && !parent.empty());
+  return {ReadHfModel(ReadSpecFile(file.string(), "model", "a config.json"), file.string()),
+          named_by_folder ? parent : path.stem().string(), folder ? path.string() : file.parent_path().string()};
+}
+
+ModelShape ShapeOfRun(const RunConfig& config, const std::string& path) {
+  const std::string& from = config.model.from;
+  ModelShape shape = ShapeOf(config.model, from.empty() ? std::filesystem::path(path).stem().string() : LoadHfModel(from).name);
+  shape.source = path;
+  return shape;
+}
+
+ModelShape LoadModelShape(const std::string& name_or_path) {
+  if (!name_or_path.ends_with(".toml")) {
+    const NamedModel named = LoadHfModel(name_or_path);
+    return ShapeOfHf(named.hf, named.name);
   }
-  if (path.extension() == ".toml") {
-    const RunConfig config = LoadConfig(name_or_path, {});
-    if (!config.plan.model.empty()) return LoadModelShape(config.plan.model);
-    ModelShape shape = ShapeOf(config.model, path.stem().string());
-    shape.source = name_or_path;
-    return shape;
-  }
-  throw Error({"unknown model", {}, "'" + name_or_path + "'",
-               PresetNames(ModelPresetFiles()) + "; or a config.json, a folder with one, or a run's .toml",
-               NearestPreset(ModelPresetFiles(), name_or_path)});
+  return ShapeOfRun(LoadConfig(name_or_path, {}), name_or_path);
 }
 
 std::vector<Preset> ModelPresets() {
   std::vector<Preset> presets;
   for (const PresetFile& file : ModelPresetFiles()) {
-    presets.push_back({std::string(file.name), Summary(ReadPreset(file))});
+    const std::string name(file.name);
+    presets.push_back({name, Summary(LoadModelShape(name))});
   }
   return presets;
 }

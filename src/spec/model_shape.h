@@ -1,5 +1,4 @@
-// A model's dimensions, as far as they decide what it costs: every family that the simulator and the planner know,
-// also those that the runtime does not train yet.
+// A model's dimensions, as far as they decide what it costs.
 #pragma once
 
 #include <cstdint>
@@ -56,12 +55,9 @@ struct ModelShape {
   bool operator==(const ModelShape&) const = default;
 };
 
-// The runtime's model.
 ModelShape ShapeOf(const ModelConfig& model, const std::string& name);
-// From Hugging Face's config.json: qwen3_moe, qwen2_moe, mixtral, olmoe, gpt_oss, deepseek, deepseek_v2, deepseek_v3.
-// A key is read, or known to decide no cost, or throws Error, as do missing, contradictory and absurd values. Keys that
-// begin with '_' are comments; "_source" becomes `source`. What is known but not modelled is said in `source`.
-ModelShape ReadHfConfig(const std::string& json, const std::string& where);
+// That of a configuration read from `path`, by whose name it goes where model.from has none.
+ModelShape ShapeOfRun(const RunConfig& config, const std::string& path);
 // A preset's name (presets/models, built in), a .json file, a folder with a config.json, or a run's .toml. Throws Error
 // with the presets that exist.
 ModelShape LoadModelShape(const std::string& name_or_path);
