@@ -1,12 +1,8 @@
 // T tokens = B sequences of s, H hidden, nh/nkv query/KV heads of size d, R = (nh + 2 nkv) d, E experts, K a token.
 #include <ATen/ATen.h>
 
-#include <algorithm>
-
-#include "base/error.h"
 #include "layers/attention_core.h"
 #include "layers/blocks.h"
-#include "layers/router_logits.h"
 
 namespace disagmoe {
 namespace {
@@ -75,14 +71,6 @@ void Run(const ModelConfig& c, const AttentionParams& p, AttentionSaved& saved) 
   at::addmm_out(saved.h, x, saved.o, p.out.value.t());
 }
 
-// norm2(h), for the router; rstd2 as saved or made.
-Tensor RouterInput(const ModelConfig& c, const AttentionParams& p, AttentionSaved& saved) {
-  Tensor u = Empty({saved.h.size(0), saved.h.size(1)}, saved.h);
-  saved.rstd2 = EmptyFp32({saved.h.size(0)}, saved.h);
-  RmsNorm(saved.h, p.norm2.value, c.rms_norm_eps, u, saved.rstd2);
-  return u;
-}
-
 }  // namespace
 
 Rotary::Rotary(const ModelConfig& model, int64_t s, at::Device device) {
@@ -101,82 +89,28 @@ AttentionParams::AttentionParams(const ParamStore& store, const ModelConfig& mod
     k_norm = store.Get(name + "k_norm");
   }
   out = store.Get(name + "out");
-  norm2 = store.Get(name + "norm2");
-  if (!model.is_dense(layer)) router = store.Get(name + "router");
+  if (!model.is_dense(layer)) router = RouterParams(store, model, name);
 }
 
 AttentionOutput AttentionForward(const ModelConfig& c, const AttentionParams& p, const Tensor& x, AttentionSaved& saved) {
   saved.x = x;
   Run(c, p, saved);
   if (!p.router.defined()) return {saved.h, {}, {}};
-  const int64_t T = x.size(0), E = c.num_experts, K = c.num_experts_per_tok;
-  Tensor logits = EmptyFp32({T, E}, x), gates = EmptyFp32({T, K}, x);
-  RouterLogits(RouterInput(c, p, saved), p.router.value, logits);
-  saved.probs = EmptyFp32({T, E}, x);
-  saved.ids = at::empty({T, K}, x.options().dtype(at::kInt));
-  SoftmaxTopK(logits, saved.probs, saved.ids);
-  Gates(saved.probs, saved.ids, c.norm_topk_prob, gates);
-  return {saved.h, saved.ids, gates};
+  const Tensor gates = RouterForward(c, p.router, saved.h, saved.router);
+  return {saved.h, saved.router.ids, gates};
 }
 
 void AttentionForget(AttentionSaved& saved) {
-  const Tensor x = saved.x, ids = saved.ids;
+  const Tensor x = saved.x, ids = saved.router.ids;
   saved = {};
   saved.x = x;
-  saved.ids = ids;
+  saved.router.ids = ids;
 }
 
 void AttentionRecompute(const ModelConfig& c, const AttentionParams& p, AttentionSaved& saved) {
   Run(c, p, saved);
-  if (!p.router.defined()) return;
-  Tensor logits = EmptyFp32({saved.x.size(0), c.num_experts}, saved.x), again = at::empty_like(saved.ids);
-  RouterLogits(RouterInput(c, p, saved), p.router.value, logits);
-  saved.probs = at::empty_like(logits);
-  SoftmaxTopK(logits, saved.probs, again);  // the choice of the forward stays; `again` is dropped
+  if (p.router.defined()) RouterRecompute(c, p.router, saved.h, saved.router);
 }
-
-Tensor CountExperts(const Tensor& ids, int64_t num_experts) {
-  Tensor host = ids.cpu(), counts = at::zeros({num_experts}, at::kFloat);
-  const int32_t* id = host.data_ptr<int32_t>();
-  float* count = counts.data_ptr<float>();
-  for (int64_t i = 0; i < host.numel(); ++i) count[id[i]] += 1;
-  return counts;
-}
-
-namespace {
-
-// Gradient of the auxiliary loss by probs [T, E]; its value into aux.
-Tensor AuxBackward(const ModelConfig& c, const AttentionSaved& saved, int64_t s, AuxLoss& aux) {
-  const int64_t T = saved.x.size(0), E = c.num_experts, K = c.num_experts_per_tok;
-  const bool global = aux.counts.defined();
-  const int64_t n = global ? aux.tokens : s, parts = global ? 1 : T / s;
-  Tensor d_probs = EmptyFp32({T, E}, saved.probs);
-  aux.value = 0;
-  for (int64_t b = 0; b < parts; ++b) {
-    const int64_t rows = T / parts;
-    const Tensor counts = global ? aux.counts.to(d_probs.device())
-                                 : CountExperts(saved.ids.narrow(0, b * s, s), E).to(d_probs.device());
-    const Tensor d = counts * (aux.weight * E / (static_cast<double>(K) * n * n));
-    d_probs.narrow(0, b * rows, rows).copy_(d.expand({rows, E}));
-    aux.value += at::dot(saved.probs.narrow(0, b * rows, rows).sum(0), d).item<double>();
-  }
-  return d_probs;
-}
-
-// The way back through the router into dh.
-void RouterPart(const ModelConfig& c, const AttentionParams& p, AttentionSaved& saved, Tensor& dh, const Tensor& d_gates,
-                AuxLoss* aux) {
-  const int64_t T = dh.size(0);
-  Tensor d_probs, d_logits = EmptyFp32({T, c.num_experts}, dh);
-  if (aux != nullptr && aux->weight != 0 && T > 0) d_probs = AuxBackward(c, saved, p.s(), *aux);
-  RouterBackward(d_gates, d_probs, saved.probs, saved.ids, c.norm_topk_prob, d_logits);
-  AddGrad(p.router.grad, d_logits, RouterInput(c, p, saved).to(at::kFloat));
-  const Tensor du = at::mm(d_logits, p.router.value).to(dh.scalar_type());
-  Tensor dw = p.norm2.grad;
-  RmsNormBackward(du, saved.h, p.norm2.value, saved.rstd2, dh, /*add_dx=*/true, dw);
-}
-
-}  // namespace
 
 void AttentionBackward(const ModelConfig& c, const AttentionParams& p, AttentionSaved& saved, Tensor& dh,
                        const Tensor& d_gates, AuxLoss* aux) {
@@ -188,7 +122,7 @@ void AttentionBackwardInputs(const ModelConfig& c, const AttentionParams& p, Att
                              const Tensor& d_gates, AuxLoss* aux) {
   const int64_t T = dh.size(0), s = p.s(), d = c.head_dim, nh = c.num_attention_heads, nkv = c.num_key_value_heads;
   if (T == 0) return;
-  if (p.router.defined()) RouterPart(c, p, saved, dh, d_gates, aux);
+  if (p.router.defined()) RouterPartBackward(c, p.router, saved.h, s, saved.router, dh, d_gates, aux);
   Tensor d_o = Empty({T, nh * d}, dh);
   at::mm_out(d_o, dh, p.out.value);
   Tensor d_qkv = Empty({T, (nh + 2 * nkv) * d}, dh), dq, dk;

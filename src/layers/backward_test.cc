@@ -72,7 +72,7 @@ Tensor AttentionGradients(at::ScalarType dtype, int64_t layer, const Tensor& x, 
   a.h.fill_(NAN);
   EXPECT_TRUE(IsZero(p.qkv) && IsZero(p.out));
   EXPECT_FALSE(IsZero(p.norm1) || IsZero(p.q_norm) || IsZero(p.k_norm));
-  for (const Tensor* t : {&saved.qkv, &saved.q, &saved.k, &saved.lse, &saved.h, &saved.probs}) {
+  for (const Tensor* t : {&saved.qkv, &saved.q, &saved.k, &saved.lse, &saved.h, &saved.router.probs}) {
     EXPECT_FALSE(t->defined());
   }
   AttentionBackwardWeights(w.model, p, saved);

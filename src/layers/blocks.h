@@ -15,6 +15,7 @@
 
 #include "layers/kernels.h"
 #include "layers/param_store.h"
+#include "layers/router.h"
 
 namespace disagmoe {
 
@@ -28,18 +29,19 @@ struct Rotary {
 
 struct AttentionParams {
   AttentionParams(const ParamStore& store, const ModelConfig& model, int64_t layer, const Rotary& rotary);
-  Param norm1, qkv, q_norm, k_norm, out, norm2, router;  // router undefined in a dense layer
+  Param norm1, qkv, q_norm, k_norm, out;
+  RouterParams router;  // undefined in a dense layer
   Rotary rotary;
   int64_t s() const { return rotary.cos.size(0); }
 };
 
 struct AttentionSaved {
   Tensor x;                    // [T, H]
-  Tensor ids;                  // [T, K] int32: the router's choice, never made again
   Tensor rstd1, qkv;           // qkv [T, (nh + 2 nkv) d]: rotated in place, unless
   Tensor q, k, q_rstd, k_rstd; // with QK-norm: q, k [T, n d] normed and rotated, qkv as projected
   Tensor o, lse;               // o [T, nh d]
-  Tensor h, rstd2, probs;      // h [T, H], probs [T, E]
+  Tensor h;                    // [T, H]
+  RouterSaved router;
   Tensor d_h, d_qkv;           // between the two steps of a backward, with x and o
 };
 
@@ -55,23 +57,12 @@ AttentionOutput AttentionForward(const ModelConfig& model, const AttentionParams
 void AttentionForget(AttentionSaved& saved);
 void AttentionRecompute(const ModelConfig& model, const AttentionParams& p, AttentionSaved& saved);
 
-// The auxiliary loss of one layer and micro-batch. loss = coef * E / (K n) * sum_e c_e * mean_t p_te with counts c over
-// n tokens: of each sequence, averaged over sequences ("sequence"), or of the whole micro-batch ("global").
-struct AuxLoss {
-  double weight = 0;       // coef / (sequences or micro-batches in a step)
-  Tensor counts;           // "global": [E] fp32, over the tokens of all slices; undefined: per sequence
-  int64_t tokens = 0;      // "global": tokens of all slices
-  double value = 0;        // out: this slice's share of the weighted loss
-};
-
 // dh [T, H]: gradient of h, becomes that of x (another tensor). d_gates [T, K] (undefined in a dense layer).
 void AttentionBackward(const ModelConfig& model, const AttentionParams& p, AttentionSaved& saved, Tensor& dh,
                        const Tensor& d_gates, AuxLoss* aux);
 void AttentionBackwardInputs(const ModelConfig& model, const AttentionParams& p, AttentionSaved& saved, Tensor& dh,
                              const Tensor& d_gates, AuxLoss* aux);
 void AttentionBackwardWeights(const ModelConfig& model, const AttentionParams& p, AttentionSaved& saved);
-// Counts of the router's choice, [E] fp32 on the host.
-Tensor CountExperts(const Tensor& ids, int64_t num_experts);
 
 // ---- FFN part at one worker: out = gated experts of norm2(h), plus at a token's home h and the shared expert ----
 

@@ -75,11 +75,11 @@ Reference::Losses Reference::Run(const Tensor& tokens, bool backward) {
     AuxLoss aux;
     aux.weight = scale_.aux;
     aux.tokens = T;
-    if (attention[l].ids.defined()) {
+    if (attention[l].router.ids.defined()) {
       dg = at::empty({T, model_.num_experts_per_tok}, at::kFloat);
       std::copy(d_gates.begin(), d_gates.end(), dg.data_ptr<float>());
       dg = dg.to(d.device());
-      if (scale_.global_aux) aux.counts = CountExperts(attention[l].ids, model_.num_experts);
+      if (scale_.global_aux) aux.counts = CountExperts(attention[l].router.ids, model_.num_experts);
     }
     AttentionBackward(model_, attention_[l], attention[l], d, dg, &aux);
     losses.aux += aux.value;
