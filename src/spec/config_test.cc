@@ -1,5 +1,6 @@
 #include "spec/config.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -14,6 +15,8 @@
 
 namespace disagmoe {
 namespace {
+
+using testing::HasSubstr;
 
 class ConfigTest : public ::testing::Test {
  protected:
@@ -315,6 +318,28 @@ void Change(const ConfigKey& key, RunConfig& config, int index) {
         else *value = static_cast<T>(key.max) - index;
       },
       key.value(config));
+}
+
+// Presets and folders stand for the keys of their config.json; keys given too change them, unless weights come along.
+TEST_F(ConfigTest, ModelByName) {
+  const RunConfig preset = Load("[model]\nfrom = 'gpt-oss-20b'\nnum_hidden_layers = 4\nlayer_types = []\n");
+  EXPECT_EQ(preset.model.num_experts, 32);
+  EXPECT_EQ(preset.model.num_hidden_layers, 4);
+  EXPECT_EQ(preset.model.window(3), 128);
+  EXPECT_EQ(preset.train.init, "auto");
+  const std::string printed = PrintConfig(preset);
+  EXPECT_EQ(printed.find("from = "), std::string::npos);
+  EXPECT_EQ(PrintConfig(Load(printed)), printed);
+
+  const std::string folder = DISAGMOE_HF_TESTDATA "/olmoe";
+  const RunConfig weights = Load("", {"model.from=" + folder, "model.router_aux_loss=global"});
+  EXPECT_EQ(weights.model.model_type, "olmoe");
+  EXPECT_EQ(weights.model.router_aux_loss, "global");
+  EXPECT_EQ(weights.train.init, folder);
+  EXPECT_EQ(Load("", {"model.from=" + folder, "train.init=random", "model.num_hidden_layers=1"}).train.init, "random");
+  EXPECT_THAT(Fault("", {"model.from=" + folder, "model.rope_theta=7"}),
+              HasSubstr("contradiction (command line, model.rope_theta): got 7.0, expected "));
+  EXPECT_THAT(Fault("", {"model.from=gpt-oss-20"}), HasSubstr("did you mean 'gpt-oss-20b'?"));
 }
 
 TEST_F(ConfigTest, PrintedFormReadsBackEqual) {

@@ -29,8 +29,11 @@ struct NamedModel {
 };
 NamedModel LoadHfModel(const std::string& name_or_path);
 
-// A config.json of the model's family that reads back to an equal model, but for the weights of auxiliary losses, which
-// config.json has no place for. dtype: "bfloat16", ... Throws Error where the family cannot say what the model does.
+// A config.json of the model's family, or if model_type is "" of the first that can say what the model does. It reads back
+// to the same model, but for what a file has no place for (weights of auxiliary losses, rate of the router's correction).
+// dtype: "bfloat16", "float16" or "float32". Throws Error where no family, or not this one, can say it.
 std::string WriteHfConfig(const ModelConfig& model, const std::string& dtype);
+// What two models say differently, of what a config.json decides: "rope_theta = 10000.0 and 500.0", or "".
+std::string HfDifference(const ModelConfig& a, const ModelConfig& b);
 
 }  // namespace disagmoe

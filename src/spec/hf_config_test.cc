@@ -124,6 +124,73 @@ TEST(HfConfig, GroupsOfExperts) {
   EXPECT_THAT(ErrorOf(Changed("deepseek-v3", {{"n_group", 128}, {"topk_group", 3}})), HasSubstr("with room for"));
 }
 
+// transformers: DeepseekV2TopkRouter, DeepseekV3TopkRouter, GptOssTopKRouter; modeling_deepseek.py for the first.
+TEST(HfConfig, Routers) {
+  const ModelConfig v1 = Model(PresetJson("deepseek-moe-16b"));
+  EXPECT_EQ(v1.scoring_func + " " + v1.topk_method, "softmax greedy");
+  EXPECT_FALSE(v1.norm_topk_prob);
+  const ModelConfig v3 = Model(PresetJson("deepseek-v3"));
+  EXPECT_EQ(v3.scoring_func + " " + v3.topk_method, "sigmoid noaux_tc");
+  EXPECT_TRUE(v3.norm_topk_prob && v3.corrected_router() && !v3.router_bias);
+  EXPECT_EQ(v3.routed_scaling_factor, 2.5);
+  const ModelConfig gpt = Model(PresetJson("gpt-oss-20b"));
+  EXPECT_TRUE(gpt.norm_topk_prob && gpt.router_bias && gpt.expert_bias && gpt.attention_sinks);
+  EXPECT_EQ(gpt.swiglu_limit, 7);
+  EXPECT_TRUE(Model(PresetJson("mixtral-8x7b")).norm_topk_prob);  // built in
+  EXPECT_FALSE(Model(PresetJson("olmoe-1b-7b")).norm_topk_prob);
+  EXPECT_THAT(ErrorOf(Changed("deepseek-v2-lite", {{"norm_topk_prob", true}})), HasSubstr("releases of its code differ"));
+  EXPECT_THAT(ErrorOf(Changed("deepseek-v3", {{"scoring_func", "softmax"}})), HasSubstr("not computed here"));
+}
+
+// transformers, modeling_rope_utils.py: 0.1 ln(32) + 1 for gpt-oss; for DeepSeek-V3 mscale over mscale_all_dim = 1, and the
+// square of 0.1 ln(40) + 1 on the logits.
+TEST(HfConfig, Rope) {
+  const ModelConfig gpt = Model(PresetJson("gpt-oss-20b"));
+  EXPECT_EQ(gpt.rope_type, "yarn");
+  EXPECT_EQ(gpt.rope_theta, 150000);
+  EXPECT_EQ(gpt.rope_original_length, 4096);
+  EXPECT_FALSE(gpt.rope_truncate);
+  EXPECT_NEAR(gpt.rope_attention_factor, 1.3465735902799727, 1e-15);
+  EXPECT_EQ(gpt.attention_scale_factor, 1);
+  const ModelConfig v3 = Model(PresetJson("deepseek-v3"));
+  EXPECT_EQ(v3.rope_attention_factor, 1);
+  EXPECT_NEAR(v3.attention_scale_factor, 1.3688879454113936 * 1.3688879454113936, 1e-15);
+  EXPECT_TRUE(v3.rope_interleave && v3.rope_truncate);
+  // The newer place, beside the older ones and alone.
+  const json parameters = {{"rope_type", "default"}, {"rope_theta", 500.0}};
+  EXPECT_THAT(ErrorOf(Changed("olmoe-1b-7b", {{"rope_parameters", parameters}})),
+              HasSubstr("expected the same as rope_theta and rope_scaling"));
+  EXPECT_EQ(Model(Changed("olmoe-1b-7b", {{"rope_parameters", parameters}, {"rope_theta", kAway}})).rope_theta, 500);
+  EXPECT_EQ(Model(Changed("mixtral-8x7b", {{"rope_theta", kAway}})).rope_theta, 1e6);  // the class's default
+  EXPECT_THAT(ErrorOf(Changed("olmoe-1b-7b", {{"rope_scaling", {{"type", "dynamic"}, {"factor", 2.0}}}})),
+              HasSubstr("not computed here (config.json, rope_scaling, rope_type): got \"dynamic\""));
+  EXPECT_THAT(ErrorOf(Changed("olmoe-1b-7b", {{"rope_scaling", {{"type", "yarn"}, {"factr", 2.0}}}})),
+              HasSubstr("missing key (config.json, rope_scaling, original_max_position_embeddings)"));
+}
+
+// transformers has the loss of load where output_router_logits is on: K times ours, of which every layer adds one.
+TEST(HfConfig, AuxiliaryLoss) {
+  EXPECT_EQ(Model(PresetJson("qwen3-30b-a3b")).router_aux_loss, "none");
+  const ModelConfig on = Model(Small("qwen3-30b-a3b", {{"output_router_logits", true}, {"router_aux_loss_coef", 0.01}}));
+  EXPECT_EQ(on.router_aux_loss, "global");
+  EXPECT_DOUBLE_EQ(on.router_aux_loss_coef, 0.01 * 8 / 4);
+  const ModelConfig v1 = Model(Changed("deepseek-moe-16b", {{"aux_loss_alpha", 0.003}, {"seq_aux", true}}));
+  EXPECT_EQ(v1.router_aux_loss, "sequence");
+  EXPECT_EQ(v1.router_aux_loss_coef, 0.003);
+}
+
+// What would be computed otherwise than the file says.
+TEST(HfConfig, RefusesWhatIsNotComputed) {
+  for (const auto& [key, value] : std::vector<std::pair<std::string, json>>{{"attention_dropout", 0.1},
+                                                                            {"hidden_act", "gelu"},
+                                                                            {"clip_qkv", 8.0},
+                                                                            {"router_jitter_noise", 0.01}}) {
+    EXPECT_THAT(ErrorOf(Changed("olmoe-1b-7b", {{key, value}})), HasSubstr("not computed here (config.json, " + key + ")"));
+  }
+  EXPECT_THAT(ErrorOf(Changed("deepseek-v3", {{"attention_bias", true}})), HasSubstr("not computed here"));
+  EXPECT_THAT(ErrorOf(Changed("gpt-oss-20b", {{"swiglu_alpha", 1.5}})), HasSubstr("expected 1.702"));
+}
+
 // Other names for the number of experts that files written by newer transformers use.
 TEST(HfConfig, OtherNames) {
   EXPECT_EQ(Read(Changed("qwen3-30b-a3b", {{"num_experts", kAway}, {"num_local_experts", 128}})).num_experts, 128);
