@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import random
+import signal
 import struct
 import subprocess
 import sys
@@ -209,6 +210,7 @@ class Prepare(Folder):
             found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(child.pid)], capture_output=True, text=True)
             workers = found.stdout.split()
             time.sleep(0.05)
+        self.addCleanup(lambda: [os.kill(int(pid), signal.SIGKILL) for pid in workers if alive(pid)])
         self.assertEqual(len(workers), 2)
         child.kill()
         child.wait(timeout=20)
