@@ -109,7 +109,7 @@ class Prepare(Folder):
 
     def test_text_is_cut_as_the_byte_tokenizer_cuts_it(self):
         # After the first blank line that finds 10 bytes or more before it; the blank line belongs to the document.
-        pieces = ["short\n\nnow longer\n \t\r\n", "\n\nsecond one, long\n\n", "the rest\n\n"]
+        pieces = ["short\n\nno\n \t\r\n", "\n\nsecond one, long\n\n", "9 bytes:\n\nthe rest\n\n"]
         self.prepare("byte_level", [self.write("a.txt", "".join(pieces)), self.write("b.txt", "alone")],
                      "--document-bytes", 10)
         one = hf_tokenizer.load_tokenizer(tokenizer("byte_level"))
