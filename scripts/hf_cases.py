@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
-from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Experts, DeepseekV2Moe, DeepseekV2TopkRouter
 
 VOCABULARY = 41
 BASE = dict(vocab_size=VOCABULARY, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
@@ -166,6 +166,12 @@ class DeepseekForCausalLM(transformers.LlamaForCausalLM):
         for layer in self.model.layers[config.first_k_dense_replace:]:
             layer.mlp = DeepseekV2Moe(self.routed(config))
         self.post_init()
+
+    def _init_weights(self, module):
+        super()._init_weights(module)
+        if isinstance(module, (DeepseekV2Experts, DeepseekV2TopkRouter)):
+            for p in module.parameters(recurse=False):
+                transformers.initialization.normal_(p, std=self.config.initializer_range)
 
     @staticmethod
     def routed(config):
