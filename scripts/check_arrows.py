@@ -13,7 +13,7 @@ ARROWS = {
     "trace": ["base"],
     "sim": ["base", "spec", "schedule", "cost", "trace"],
     "plan": ["base", "spec", "schedule", "cost", "sim", "trace"],
-    "io": ["base"],
+    "io": ["base", "spec"],
     "transport": ["base"],
     "layers": ["base", "spec"],
     "runtime": ["base", "schedule", "spec", "trace", "io", "transport", "layers"],

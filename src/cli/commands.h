@@ -135,6 +135,17 @@ struct ModelArguments {
 };
 int ModelCommand(const ModelArguments& arguments);
 
+struct ExportArguments {
+  std::string from;        // folder of a run, or of a checkpoint
+  std::string out;
+  std::string dtype;       // "": that of the model's config.json, else bf16
+  std::string companions;  // "": hf/ of the run
+  double shard_gb = 5;
+  bool no_check = false;
+  bool json = false;
+};
+int ExportCommand(const ExportArguments& arguments);
+
 // The disagmoe-worker in the same folder as this program.
 std::string WorkerProgram();
 // Replaces this process by it.

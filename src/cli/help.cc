@@ -12,6 +12,7 @@ constexpr const char* kProgram = R"(DisagMoE trains Mixture-of-Experts language 
   disagmoe timeline run2                                who computed and who waited
   disagmoe verify run2                                  does the run agree with the one-process reference?
   disagmoe generate run2 --prompt "To "                 what does the model write?
+  disagmoe export run2 --out DIR                        its weights, for Hugging Face transformers and all that reads them
   disagmoe reference configs/tiny.toml                  the same training in one process
   disagmoe schedule configs/tiny.toml --grid            what every worker does, and when
   disagmoe simulate qwen3-235b-a22b h800x128 --seq 4k,16k    what each way of training costs on a cluster
@@ -19,7 +20,7 @@ constexpr const char* kProgram = R"(DisagMoE trains Mixture-of-Experts language 
   disagmoe profile configs/tiny.toml --out profile.json      measures the layers on this machine, for `simulate --profile`
   disagmoe reproduce                                    published claims beside the simulator
 
-Commands: train, reference, schedule, plan, simulate, profile, reproduce, data, timeline, verify, generate. `disagmoe COMMAND --help` shows more, --version the version.
+Commands: train, reference, schedule, plan, simulate, profile, reproduce, data, timeline, verify, generate, export. `disagmoe COMMAND --help` shows more, --version the version.
 Exit code: 0 done, 1 a worker failed, 2 a mistake of use, configuration or environment, 3 a fault of ours.
 )";
 
@@ -75,6 +76,22 @@ constexpr const char* kGenerate = R"(Text from a byte-level model, in one proces
   --bytes N       how much (300)
   --temperature T 0: always the likeliest byte (0.8)
   --seed N        (1)
+)";
+
+constexpr const char* kExport = R"(A checkpoint as a Hugging Face folder: safetensors, config.json, and the tokenizer that the model came with.
+
+  disagmoe export OUT|CHECKPOINT --out DIR
+
+  disagmoe export out/run1 --out my-model                 the latest checkpoint of a run
+  disagmoe export out/run1/checkpoints/step-00000050 --out my-model --dtype bf16
+
+A run that began with train.init (or model.from) keeps config.json and tokenizer of that folder in OUT/hf. Others get a
+config.json of the family that can say what the model does; model.model_type names it.
+  --dtype D     bf16, fp16 or fp32 (as in config.json, else bf16)
+  --with DIR    config.json and tokenizer from there
+  --shard GB    largest file (5)
+  --no-check    do not read the files again
+  --json        names, sizes and SHA-256 of the files
 )";
 
 constexpr const char* kKeys = R"(
@@ -267,6 +284,7 @@ std::string HelpOf(const std::string& command) {
   if (command == "timeline") return kTimeline;
   if (command == "verify") return kVerify;
   if (command == "generate") return kGenerate;
+  if (command == "export") return kExport;
   return kProgram;
 }
 

@@ -20,6 +20,7 @@ struct CommandLine {
   PlanArguments plan;
   ReproduceArguments reproduce;
   ModelArguments model;
+  ExportArguments export_;
   ProfileArguments profile;
   SimulateRunArguments simulate_run;
   bool json = false;
@@ -119,6 +120,13 @@ void AddCommands(CommandLine& line) {
   verify->add_option("--steps", line.model.steps)->check(CLI::PositiveNumber);
   verify->add_option("--threads", line.model.threads)->check(CLI::Range(0, 4096));
   verify->add_option("--sample", line.model.sample)->check(CLI::NonNegativeNumber);
+  CLI::App* exported = AddCommand(line, "export");
+  exported->add_option("from", line.export_.from);
+  exported->add_option("--out", line.export_.out);
+  exported->add_option("--dtype", line.export_.dtype);
+  exported->add_option("--with", line.export_.companions);
+  exported->add_option("--shard", line.export_.shard_gb)->check(CLI::Range(1e-6, 1e6));
+  exported->add_flag("--no-check", line.export_.no_check);
   CLI::App* generate = AddCommand(line, "generate");
   generate->add_option("from", line.model.from);
   generate->add_option("--prompt", line.model.prompt);
@@ -201,6 +209,12 @@ int Dispatch(CommandLine& line, const std::string& command) {
     line.model.command = command;
     line.model.json = line.json;
     return ModelCommand(line.model);
+  }
+  if (command == "export") {
+    need(line.export_.from, "the folder of a run");
+    need(line.export_.out, "--out DIR");
+    line.export_.json = line.json;
+    return ExportCommand(line.export_);
   }
   if (command == "profile") {
     need(line.profile.config, "CONFIG.toml");

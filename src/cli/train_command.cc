@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/launch.h"
 #include "io/dataset.h"
+#include "io/initial_weights.h"
 #include "spec/config_keys.h"
 #include "spec/layout.h"
 #include "spec/model_shape.h"
@@ -73,6 +74,7 @@ RunConfig CheckedConfig(const TrainArguments& arguments, bool reference) {
     if (share > 0) ScheduleOf(config, share, false);
   }
   RequireMemory(config, arguments.config, reference);
+  if (config.train.resume.empty()) CheckInitialWeights(config);
   RequireData(config, arguments.config);
   std::error_code error;
   std::filesystem::create_directories(config.out, error);

@@ -25,7 +25,7 @@ RunResult TrainReference(const RunConfig& config, const RankContext& context) {
   std::unique_ptr<RunFolder> folder;
   if (context.write_files) folder = std::make_unique<RunFolder>(config, !resume.folder.empty());
   if (resume.folder.empty()) {
-    store.Initialise(t.seed);
+    SetInitialWeights(config, store);
   } else {
     LoadState(resume.folder, store, &optimizer);
   }

@@ -3,13 +3,12 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
-#include <map>
-#include <memory>
-#include <set>
 
 #include "base/error.h"
+#include "io/checkpoint_reader.h"
+#include "io/hf_weights.h"
+#include "io/initial_weights.h"
 
 namespace disagmoe {
 namespace {
@@ -40,78 +39,6 @@ std::vector<Unit> Units(const ParamStore& store) {
 }
 
 Range Intersect(const Range& a, const Range& b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
-
-struct Piece {
-  size_t file;
-  Range in_param;
-  const NamedArray* array;
-};
-
-// Files of a checkpoint and where each parameter's pieces are.
-class Pieces {
- public:
-  explicit Pieces(const std::string& folder) : folder_(folder), manifest_(ReadManifest(folder)) {
-    for (size_t f = 0; f < manifest_.files.size(); ++f) {
-      files_.push_back(std::make_unique<SafetensorsFile>(folder + "/" + manifest_.files[f].name));
-      for (const auto& array : files_.back()->arrays()) Index(f, array);
-    }
-  }
-
-  void Fill(const std::string& name, const Range& want, float* out) {
-    std::vector<Range> got;
-    for (const Piece& piece : pieces_[name]) {
-      const Range r = Intersect(piece.in_param, want);
-      if (r.begin >= r.end) continue;
-      Verify(piece.file);
-      std::memcpy(out + (r.begin - want.begin), static_cast<const float*>(piece.array->data) + (r.begin - piece.in_param.begin),
-                  static_cast<size_t>(r.size()) * sizeof(float));
-      got.push_back(r);
-    }
-    std::sort(got.begin(), got.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
-    int64_t at = want.begin;
-    for (const Range& r : got) {
-      if (r.begin <= at) at = std::max(at, r.end);
-    }
-    if (at < want.end) {
-      throw Error({"the checkpoint lacks part of a parameter", folder_, got.empty() ? "nothing of " + name : "a part of " + name,
-                   std::to_string(want.size()) + " values", "was it written by another model?"});
-    }
-  }
-
- private:
-  void Index(size_t file, const NamedArray& array) {
-    std::string name = array.name;
-    int64_t numel = 1;
-    for (int64_t s : array.shape) numel *= s;
-    if (array.dtype != "F32") {
-      throw Error({"unexpected dtype in a checkpoint", folder_ + "/" + manifest_.files[file].name + ": " + name, array.dtype, "F32", ""});
-    }
-    Range range{0, numel};
-    const size_t at = name.find('@');
-    if (at != std::string::npos) {
-      range.begin = std::strtoll(name.c_str() + at + 1, nullptr, 10);
-      range.end = range.begin + numel;
-      name.resize(at);
-    }
-    pieces_[name].push_back({file, range, &array});
-  }
-
-  void Verify(size_t file) {
-    if (!verified_.insert(file).second) return;
-    const auto& f = manifest_.files[file];
-    const std::string hash = Sha256File(folder_ + "/" + f.name);
-    if (hash != f.sha256) {
-      throw Error({"a checkpoint file is corrupt", folder_ + "/" + f.name, "SHA-256 " + hash, f.sha256 + " (manifest.json)",
-                   "resume from an older checkpoint: train.resume=FOLDER"});
-    }
-  }
-
-  std::string folder_;
-  CheckpointManifest manifest_;
-  std::vector<std::unique_ptr<SafetensorsFile>> files_;
-  std::map<std::string, std::vector<Piece>> pieces_;
-  std::set<size_t> verified_;
-};
 
 }  // namespace
 
@@ -159,13 +86,13 @@ CheckpointFile SaveState(const std::string& path, const ParamStore& store, const
 }
 
 void LoadState(const std::string& folder, ParamStore& store, AdamW* optimizer) {
-  Pieces pieces(folder);
+  CheckpointReader pieces(folder);
   auto fill = [&](const std::string& kind, const at::Tensor& flat, const Range& of_flat) {
     at::Tensor host = at::zeros({of_flat.size()}, at::kFloat);
     for (const Unit& unit : Units(store)) {
       const Range r = Intersect(unit.flat, of_flat);
       if (r.begin >= r.end) continue;
-      pieces.Fill(kind + "/" + unit.name, {r.begin - unit.flat.begin, r.end - unit.flat.begin},
+      pieces.Fill(kind + "/" + unit.name, r.begin - unit.flat.begin, r.end - unit.flat.begin,
                   host.data_ptr<float>() + (r.begin - of_flat.begin));
     }
     flat.copy_(host);
@@ -177,6 +104,26 @@ void LoadState(const std::string& folder, ParamStore& store, AdamW* optimizer) {
     fill("exp_avg", optimizer->exp_avg(i), optimizer->owned()[i]);
     fill("exp_avg_sq", optimizer->exp_avg_sq(i), optimizer->owned()[i]);
   }
+}
+
+void SetInitialWeights(const RunConfig& config, ParamStore& store) {
+  const std::string& init = config.train.init;
+  const InitialWeights kind = KindOfInit(init);
+  if (kind == InitialWeights::kRandom) return store.Initialise(config.train.seed);
+  if (kind == InitialWeights::kCheckpoint) return LoadState(InitialCheckpoint(init), store, nullptr);
+  const HfWeights weights(init, config.model);
+  at::Tensor host;  // of one parameter, or one expert of it
+  for (size_t i = 0; i < store.held().size(); ++i) {
+    const HeldParam& held = store.held()[i];
+    const int64_t units = held.spec.per_expert ? held.count : 1;
+    const int64_t each = units == 0 ? 0 : held.numel() / units;
+    for (int64_t u = 0; u < units; ++u) {
+      if (!host.defined() || host.numel() < each) host = at::empty({each}, at::kFloat);
+      weights.Read(held.spec, held.first + u, host.data_ptr<float>());
+      store.flat_master().narrow(0, store.offset(i) + u * each, each).copy_(host.narrow(0, 0, each));
+    }
+  }
+  store.Refresh(0, store.numel());
 }
 
 }  // namespace disagmoe

@@ -25,4 +25,7 @@ CheckpointFile SaveState(const std::string& path, const ParamStore& store, const
 // each file that it reads from.
 void LoadState(const std::string& folder, ParamStore& store, AdamW* optimizer);
 
+// The weights that train.init names, or random ones: fills the master weights that `store` holds, and no others are read.
+void SetInitialWeights(const RunConfig& config, ParamStore& store);
+
 }  // namespace disagmoe

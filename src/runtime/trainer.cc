@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/time.h"
+#include "io/initial_weights.h"
 #include "runtime/collectives.h"
 #include "runtime/executor.h"
 #include "runtime/run_rules.h"
@@ -258,7 +259,7 @@ RunResult Trainer::Run() {
   std::unique_ptr<RunFolder> folder;
   if (first() && context_.write_files) folder = std::make_unique<RunFolder>(config_, !resume.folder.empty());
   if (resume.folder.empty()) {
-    store_.Initialise(t.seed);
+    SetInitialWeights(config_, store_);
   } else {
     LoadState(resume.folder, store_, &optimizer_);
   }
@@ -270,6 +271,10 @@ RunResult Trainer::Run() {
     RemoveLeftovers(config_.out + "/checkpoints");
     log->Note("training on " + Describe(device_, config_.device.threads) + ": " + std::to_string(topology_.world()) + " workers, schedule " +
               schedule_.name + (resume.folder.empty() ? "" : ", continued after step " + std::to_string(resume.step)));
+  }
+  if (log && resume.folder.empty()) {
+    KeepCompanions(config_);
+    for (const std::string& line : CheckInitialWeights(config_)) log->Note(line);
   }
   if (log && !folder->moved().empty()) log->Note("checkpoints of an earlier run are now in " + folder->moved());
   RunResult result;

@@ -121,7 +121,7 @@ bool Assign(const toml::node& node, const ConfigValue& target, bool* fits) {
 
 class Loader : public ConfigOrigin {
  public:
-  explicit Loader(std::string path) : path_(std::move(path)) {}
+  Loader(std::string path, std::string text) : path_(std::move(path)), text_(std::move(text)) {}
 
   RunConfig Load(const std::vector<std::string>& overrides) {
     ReadTables();
@@ -187,10 +187,9 @@ class Loader : public ConfigOrigin {
   }
 
   void ReadTables() {
-    const std::string text = ReadFile(path_);
     toml::table root;
     try {
-      root = toml::parse(text);
+      root = toml::parse(text_);
     } catch (const toml::parse_error& error) {
       throw Error({"not valid TOML", At(error.source()), std::string(error.description()), {}, {}});
     }
@@ -288,7 +287,7 @@ class Loader : public ConfigOrigin {
     return std::nullopt;
   }
 
-  std::string path_;
+  const std::string path_, text_;
   RunConfig config_;
   std::map<std::string, std::string, std::less<>> where_;
 };
@@ -305,8 +304,10 @@ class OnePlace : public ConfigOrigin {
 }  // namespace
 
 RunConfig LoadConfig(const std::string& path, const std::vector<std::string>& overrides) {
-  return Loader(path).Load(overrides);
+  return Loader(path, ReadFile(path)).Load(overrides);
 }
+
+RunConfig ParseConfig(const std::string& text, const std::string& where) { return Loader(where, text).Load({}); }
 
 void CheckConfig(const RunConfig& config, const std::string& where) { CheckConfig(config, OnePlace(where)); }
 

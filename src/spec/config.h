@@ -109,6 +109,8 @@ struct RunConfig {
 // Reads a TOML file and applies overrides of the form "table.key=value" (or "out=DIR"). Unknown keys, wrong types,
 // values out of range and contradictions throw Error with file, line and key, and the nearest known key as a hint.
 RunConfig LoadConfig(const std::string& path, const std::vector<std::string>& overrides);
+// The same of a text; `where` is its name in messages.
+RunConfig ParseConfig(const std::string& text, const std::string& where);
 // Cross-checks that do not need the data (called by LoadConfig).
 void CheckConfig(const RunConfig& config, const std::string& where);
 // The resolved configuration as TOML that LoadConfig reads back to an equal one. [plan] only where it says something.

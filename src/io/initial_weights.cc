@@ -1,0 +1,71 @@
+#include "io/initial_weights.h"
+
+#include <filesystem>
+
+#include "base/error.h"
+#include "io/checkpoint.h"
+#include "io/hf_weights.h"
+#include "spec/hf_config.h"
+
+namespace disagmoe {
+namespace {
+
+namespace fs = std::filesystem;
+
+void RequireSameModel(const ModelConfig& ours, const std::string& folder) {
+  const ModelConfig theirs = ParseConfig(ReadManifest(folder).config, folder + "/manifest.json").model;
+  ModelConfig a = ours, b = theirs;
+  a.model_type = b.model_type = "";  // a name alone
+  const std::string difference = HfDifference(a, b);
+  if (difference.empty()) return;
+  throw Error({"the checkpoint is of another model", folder, difference.substr(difference.rfind(" and ") + 5),
+               difference.substr(0, difference.rfind(" and ")), "train.init=random starts anew"});
+}
+
+}  // namespace
+
+InitialWeights KindOfInit(const std::string& init) {
+  if (init == "auto" || init == "random") return InitialWeights::kRandom;
+  if (!fs::is_directory(init)) {
+    throw Error({"no such folder", "train.init", "\"" + init + "\"", "\"random\", or a Hugging Face or checkpoint folder", {}});
+  }
+  return fs::exists(init + "/manifest.json") || fs::exists(init + "/checkpoints/latest") ? InitialWeights::kCheckpoint : InitialWeights::kHuggingFace;
+}
+
+std::string InitialCheckpoint(const std::string& init) {
+  return fs::exists(init + "/manifest.json") ? ResolveCheckpoint(init, init) : ResolveCheckpoint(init + "/checkpoints", "latest");
+}
+
+std::vector<std::string> CheckInitialWeights(const RunConfig& config) {
+  const std::string& init = config.train.init;
+  switch (KindOfInit(init)) {
+    case InitialWeights::kRandom: return {};
+    case InitialWeights::kCheckpoint: {
+      const std::string folder = InitialCheckpoint(init);
+      RequireSameModel(config.model, folder);
+      return {"weights of " + folder + " (not its optimizer state)"};
+    }
+    case InitialWeights::kHuggingFace: break;
+  }
+  RequireHfConfig(init, config.model);
+  std::vector<std::string> notes = HfWeights(init, config.model).notes();
+  notes.insert(notes.begin(), "weights of " + init + " (" + config.model.model_type + ")");
+  return notes;
+}
+
+void KeepCompanions(const RunConfig& config) {
+  const std::string to = config.out + "/hf";
+  const std::string& init = config.train.init;
+  std::string from;
+  if (KindOfInit(init) == InitialWeights::kHuggingFace) from = init;
+  if (KindOfInit(init) == InitialWeights::kCheckpoint) {
+    const fs::path run = fs::exists(init + "/manifest.json") ? fs::weakly_canonical(init).parent_path().parent_path() : fs::path(init);
+    from = (run / "hf").string();
+  }
+  std::error_code error;
+  if (!from.empty() && fs::equivalent(from, to, error)) return;
+  fs::remove_all(to, error);
+  if (!from.empty() && fs::is_directory(from)) CopyHfFiles(from, to);
+}
+
+}  // namespace disagmoe
