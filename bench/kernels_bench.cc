@@ -89,11 +89,13 @@ void BM_Rope(benchmark::State& state) {
   Compare(state, 2 * Bytes({x}), [&] { Rope(x, cos, sin, false); });
 }
 
+double Limit(const benchmark::State& state) { return static_cast<double>(state.range(1)); }
+
 void BM_SwiGlu(benchmark::State& state) {
   const Tensor in = at::randn({kTokens, 2 * kHidden}, Type(state));
   const Tensor scale = at::rand({kTokens});
   Tensor act = at::empty({kTokens, kHidden}, Type(state));
-  Compare(state, Bytes({in, act}), [&] { SwiGlu(in, scale, act); });
+  Compare(state, Bytes({in, act}), [&] { SwiGlu(in, scale, Limit(state), act); });
 }
 
 void BM_SwiGluBackward(benchmark::State& state) {
@@ -103,25 +105,25 @@ void BM_SwiGluBackward(benchmark::State& state) {
   Tensor act = at::empty_like(d_act);
   Tensor d_in = at::empty_like(in);
   Tensor d_scale = at::empty_like(scale);
-  Compare(state, Bytes({d_act, in, d_in, act}), [&] { SwiGluBackward(d_act, in, scale, d_in, act, d_scale); });
+  Compare(state, Bytes({d_act, in, d_in, act}), [&] { SwiGluBackward(d_act, in, scale, Limit(state), d_in, act, d_scale); });
 }
 
-void BM_SoftmaxTopK(benchmark::State& state) {
+void BM_ScoreTopK(benchmark::State& state) {
   const Tensor logits = at::randn({kTokens, kExperts});
   Tensor probs = at::empty_like(logits);
   Tensor ids = at::empty({kTokens, kTopK}, at::kInt);
-  Compare(state, Bytes({logits, probs, ids}), [&] { SoftmaxTopK(logits, probs, ids); });
+  Compare(state, Bytes({logits, probs, ids}), [&] { ScoreTopK({}, logits, {}, probs, ids); });
 }
 
 void BM_RouterBackward(benchmark::State& state) {
   const Tensor logits = at::randn({kTokens, kExperts});
   Tensor probs = at::empty_like(logits);
   Tensor ids = at::empty({kTokens, kTopK}, at::kInt);
-  SoftmaxTopK(logits, probs, ids);
+  ScoreTopK({}, logits, {}, probs, ids);
   const Tensor d_gates = at::randn({kTokens, kTopK});
   Tensor d_logits = at::empty_like(logits);
   Compare(state, Bytes({d_gates, probs, ids, d_logits}),
-          [&] { RouterBackward(d_gates, {}, probs, ids, true, d_logits); });
+          [&] { RouterBackward({.renormalise = true}, d_gates, {}, probs, ids, d_logits); });
 }
 
 // Tokens of hidden rows to their (token, expert) pairs in expert order, and back.
@@ -159,16 +161,18 @@ void BM_CrossEntropy(benchmark::State& state) {
 #define DM_TYPES(name) BENCHMARK(name)->UseManualTime()->MinTime(0.2)->ArgName("bits")->Arg(32)->Arg(16)
 #define DM_TYPES_ADD(name) \
   BENCHMARK(name)->UseManualTime()->MinTime(0.2)->ArgNames({"bits", "add"})->ArgsProduct({{32, 16}, {0, 1}})
+#define DM_TYPES_LIMIT(name) \
+  BENCHMARK(name)->UseManualTime()->MinTime(0.2)->ArgNames({"bits", "limit"})->ArgsProduct({{32, 16}, {0, 7}})
 
 DM_TYPES(BM_RmsNorm);
 DM_TYPES_ADD(BM_RmsNormBackward);
 DM_TYPES(BM_Rope);
-DM_TYPES(BM_SwiGlu);
-DM_TYPES(BM_SwiGluBackward);
+DM_TYPES_LIMIT(BM_SwiGlu);
+DM_TYPES_LIMIT(BM_SwiGluBackward);
 DM_TYPES(BM_GatherRows);
 DM_TYPES_ADD(BM_SumRows);
 DM_TYPES(BM_CrossEntropy);
-BENCHMARK(BM_SoftmaxTopK)->UseManualTime()->MinTime(0.2);
+BENCHMARK(BM_ScoreTopK)->UseManualTime()->MinTime(0.2);
 BENCHMARK(BM_RouterBackward)->UseManualTime()->MinTime(0.2);
 
 }  // namespace

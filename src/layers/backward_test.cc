@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "layers/blocks.h"
+#include "layers/layers_for_tests.h"
 
 namespace disagmoe {
 namespace {
@@ -28,9 +29,19 @@ ModelConfig Model() {
   return m;
 }
 
+// All that an FFN can have.
+ModelConfig Rich() {
+  ModelConfig m = Model();
+  m.expert_bias = m.router_bias = m.shared_expert_gate = true;
+  m.swiglu_limit = 1;
+  m.scoring_func = "sigmoid";
+  m.topk_method = "noaux_tc";
+  return m;
+}
+
 struct Weights {
-  explicit Weights(at::ScalarType dtype) : model(Model()), store(HoldAll(model), dtype, at::kCPU) {
-    store.Initialise(3);
+  explicit Weights(at::ScalarType dtype, const ModelConfig& m = Model()) : model(m), store(HoldAll(m), dtype, at::kCPU) {
+    RandomWeights(store, 3);
   }
   ModelConfig model;
   ParamStore store;
@@ -72,7 +83,7 @@ Tensor AttentionGradients(at::ScalarType dtype, int64_t layer, const Tensor& x, 
   a.h.fill_(NAN);
   EXPECT_TRUE(IsZero(p.qkv) && IsZero(p.out));
   EXPECT_FALSE(IsZero(p.norm1) || IsZero(p.q_norm) || IsZero(p.k_norm));
-  for (const Tensor* t : {&saved.qkv, &saved.q, &saved.k, &saved.lse, &saved.h, &saved.router.probs}) {
+  for (const Tensor* t : {&saved.qkv, &saved.q, &saved.k, &saved.lse, &saved.h, &saved.router.scores}) {
     EXPECT_FALSE(t->defined());
   }
   AttentionBackwardWeights(w.model, p, saved);
@@ -110,9 +121,9 @@ RowPairs Pairs(bool dense, bool at_home) {
   return pairs;
 }
 
-Tensor FfnGradients(at::ScalarType dtype, int64_t layer, bool at_home, const Tensor& h, const Tensor& d, bool recompute,
-                    bool apart, Tensor* dx) {
-  Weights w(dtype);
+Tensor FfnGradients(at::ScalarType dtype, const ModelConfig& model, int64_t layer, bool at_home, const Tensor& h,
+                    const Tensor& d, bool recompute, bool apart, Tensor* dx) {
+  Weights w(dtype, model);
   const FfnParams p(w.store, w.model, layer);
   FfnSaved saved;
   Tensor out = at::empty_like(h), gradient = d.clone();
@@ -131,11 +142,12 @@ Tensor FfnGradients(at::ScalarType dtype, int64_t layer, bool at_home, const Ten
   *dx = gradient.clone();
   gradient.fill_(NAN);
   out.fill_(NAN);
-  for (const Param* matrix : {&p.gate_up, &p.down, &p.home_gate_up, &p.home_down}) {
+  for (const Param* matrix : {&p.gate_up, &p.down, &p.home_gate_up, &p.home_down, &p.gate_up_bias, &p.down_bias, &p.home_gate}) {
     EXPECT_TRUE(!matrix->defined() || IsZero(*matrix));
   }
   EXPECT_FALSE(IsZero(p.norm2));
-  for (const Tensor* t : {&saved.position, &saved.order, &saved.gate, &saved.rstd}) EXPECT_FALSE(t->defined());
+  for (const Tensor* t : {&saved.position, &saved.order, &saved.rstd, &saved.home_gate}) EXPECT_FALSE(t->defined());
+  EXPECT_EQ(saved.gate.defined(), p.down_bias.defined());
   FfnBackwardWeights(w.model, p, saved);
   EXPECT_FALSE(saved.h.defined() || saved.d_out.defined() || saved.act.defined() || saved.home_d_out.defined());
   return w.store.flat_grad().clone();
@@ -145,12 +157,14 @@ TEST_P(TwoSteps, Ffn) {
   for (int64_t layer : {0, 1}) {  // dense; experts and a shared one
     for (bool at_home : {false, true}) {
       for (bool recompute : {false, true}) {
-        Tensor dx[2];
-        const Tensor whole = FfnGradients(GetParam(), layer, at_home, Rows(1), Rows(2), recompute, false, &dx[0]);
-        const Tensor apart = FfnGradients(GetParam(), layer, at_home, Rows(1), Rows(2), recompute, true, &dx[1]);
-        EXPECT_TRUE(at::equal(whole, apart)) << layer << at_home << recompute;
-        EXPECT_TRUE(at::equal(dx[0], dx[1])) << layer << at_home << recompute;
-        EXPECT_TRUE(whole.any().item<bool>());
+        for (const ModelConfig& m : {Model(), Rich()}) {
+          Tensor dx[2];
+          const Tensor whole = FfnGradients(GetParam(), m, layer, at_home, Rows(1), Rows(2), recompute, false, &dx[0]);
+          const Tensor apart = FfnGradients(GetParam(), m, layer, at_home, Rows(1), Rows(2), recompute, true, &dx[1]);
+          EXPECT_TRUE(at::equal(whole, apart)) << layer << at_home << recompute << m.expert_bias;
+          EXPECT_TRUE(at::equal(dx[0], dx[1])) << layer << at_home << recompute << m.expert_bias;
+          EXPECT_TRUE(whole.any().item<bool>());
+        }
       }
     }
   }

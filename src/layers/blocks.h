@@ -69,7 +69,10 @@ void AttentionBackwardWeights(const ModelConfig& model, const AttentionParams& p
 struct FfnParams {
   FfnParams(const ParamStore& store, const ModelConfig& model, int64_t layer);
   Param norm2, gate_up, down;  // experts held here: [e, 2 De, H], [e, H, De]; undefined in a dense layer
+  Param gate_up_bias, down_bias;  // [e, 2 De], [e, H]; undefined without
   Param home_gate_up, home_down;  // shared experts, or the dense FFN; undefined without
+  Param home_gate;             // [1, H]: the shared experts' result is multiplied by sigmoid(home_gate . norm2(h))
+  double limit = 0;            // of the experts' activation: see SwiGlu
 };
 
 // The pairs of the rows at one worker, in order of rows; expert ids are local (0 = the first held here). On the host.
@@ -90,9 +93,10 @@ struct FfnSaved {
   Tensor gate;                   // [P] fp32, sorted
   Tensor home;                   // [rows at home] int32; undefined if all rows are
   Tensor rstd, gate_up, home_gate_up;
+  Tensor home_gate;              // [rows at home] fp32: the sigmoid
   // Between the two steps of a backward, with h, row and home; (home_)gate_up are then its gradients.
   Tensor d_out, act;            // [P, H] gradients of the experts' results, [P, D] their activations times gate
-  Tensor home_d_out, home_act;
+  Tensor home_d_out, home_act, home_d_gate;  // home_d_gate: by what the sigmoid was taken of
 };
 
 // h [R, H] is kept in `saved`. out [R, H] is overwritten.

@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 #include <initializer_list>
 
@@ -75,52 +76,58 @@ void Rope(Tensor x, const Tensor& cos, const Tensor& sin, bool inverse) {
   generic::Rope(x, cos, sin, inverse);
 }
 
-void SwiGlu(const Tensor& gate_up, const Tensor& scale, Tensor& act) {
+void SwiGlu(const Tensor& gate_up, const Tensor& scale, double limit, Tensor& act) {
   DM_CHECK(act.dim() == 2 && Shaped(gate_up, {act.size(0), 2 * act.size(1)}), "shapes");
   DM_CHECK(!scale.defined() || Shaped(scale, {act.size(0)}), "scale");
   const at::ScalarType type = act.scalar_type();
   if (Fusable(type) && Plain(type, {&gate_up, &act}) && Plain(at::kFloat, {&scale})) {
-    return cpu::SwiGlu(gate_up, scale, act);
+    return cpu::SwiGlu(gate_up, scale, limit, act);
   }
-  generic::SwiGlu(gate_up, scale, act);
+  generic::SwiGlu(gate_up, scale, limit, act);
 }
 
-void SwiGluBackward(const Tensor& d_act, const Tensor& gate_up, const Tensor& scale, Tensor& d_gate_up, Tensor& act,
-                    Tensor& d_scale) {
+void SwiGluBackward(const Tensor& d_act, const Tensor& gate_up, const Tensor& scale, double limit, Tensor& d_gate_up,
+                    Tensor& act, Tensor& d_scale) {
   DM_CHECK(act.dim() == 2 && Shaped(d_act, act.sizes()) && Shaped(gate_up, {act.size(0), 2 * act.size(1)}), "shapes");
   DM_CHECK(Shaped(d_gate_up, gate_up.sizes()), "d_gate_up");
   DM_CHECK(scale.defined() == d_scale.defined(), "scale and d_scale go together");
   DM_CHECK(!scale.defined() || (Shaped(scale, {act.size(0)}) && Shaped(d_scale, {act.size(0)})), "scale");
   const at::ScalarType type = act.scalar_type();
   if (Fusable(type) && Plain(type, {&d_act, &gate_up, &d_gate_up, &act}) && Plain(at::kFloat, {&scale, &d_scale})) {
-    return cpu::SwiGluBackward(d_act, gate_up, scale, d_gate_up, act, d_scale);
+    return cpu::SwiGluBackward(d_act, gate_up, scale, limit, d_gate_up, act, d_scale);
   }
-  generic::SwiGluBackward(d_act, gate_up, scale, d_gate_up, act, d_scale);
+  generic::SwiGluBackward(d_act, gate_up, scale, limit, d_gate_up, act, d_scale);
 }
 
-void SoftmaxTopK(const Tensor& logits, Tensor& probs, Tensor& ids) {
-  DM_CHECK(logits.dim() == 2 && Shaped(probs, logits.sizes()), "shapes");
-  DM_CHECK(ids.dim() == 2 && ids.size(0) == logits.size(0) && ids.size(1) <= logits.size(1), "ids");
-  if (Plain(at::kFloat, {&logits, &probs}) && Plain(at::kInt, {&ids})) return cpu::SoftmaxTopK(logits, probs, ids);
-  generic::SoftmaxTopK(logits, probs, ids);
+void ScoreTopK(const RouterRule& rule, const Tensor& logits, const Tensor& correction, Tensor& scores, Tensor& ids) {
+  DM_CHECK(logits.dim() == 2 && Shaped(scores, logits.sizes()), "shapes");
+  const int64_t experts = logits.size(1);
+  DM_CHECK(rule.groups > 0 && experts % rule.groups == 0 && rule.top_groups <= rule.groups, "groups");
+  DM_CHECK(ids.dim() == 2 && ids.size(0) == logits.size(0) && ids.size(1) <= experts / rule.groups * rule.top_groups, "ids");
+  DM_CHECK(!correction.defined() || Shaped(correction, {experts}), "correction");
+  DM_CHECK(!correction.defined() || rule.top_groups == rule.groups || experts >= 2 * rule.groups, "groups of one");
+  if (Plain(at::kFloat, {&logits, &correction, &scores}) && Plain(at::kInt, {&ids})) {
+    return cpu::ScoreTopK(rule, logits, correction, scores, ids);
+  }
+  generic::ScoreTopK(rule, logits, correction, scores, ids);
 }
 
-void Gates(const Tensor& probs, const Tensor& ids, bool renormalise, Tensor& gates) {
-  DM_CHECK(probs.dim() == 2 && ids.dim() == 2 && ids.size(0) == probs.size(0) && Shaped(gates, ids.sizes()), "shapes");
-  if (Plain(at::kFloat, {&probs, &gates}) && Plain(at::kInt, {&ids})) return cpu::Gates(probs, ids, renormalise, gates);
-  generic::Gates(probs, ids, renormalise, gates);
+void Gates(const RouterRule& rule, const Tensor& scores, const Tensor& ids, Tensor& gates) {
+  DM_CHECK(scores.dim() == 2 && ids.dim() == 2 && ids.size(0) == scores.size(0) && Shaped(gates, ids.sizes()), "shapes");
+  if (Plain(at::kFloat, {&scores, &gates}) && Plain(at::kInt, {&ids})) return cpu::Gates(rule, scores, ids, gates);
+  generic::Gates(rule, scores, ids, gates);
 }
 
-void RouterBackward(const Tensor& d_gates, const Tensor& d_probs, const Tensor& probs, const Tensor& ids,
-                    bool renormalise, Tensor& d_logits) {
-  DM_CHECK(probs.dim() == 2 && ids.dim() == 2 && ids.size(0) == probs.size(0) && Shaped(d_gates, ids.sizes()),
+void RouterBackward(const RouterRule& rule, const Tensor& d_gates, const Tensor& d_scores, const Tensor& scores,
+                    const Tensor& ids, Tensor& d_logits) {
+  DM_CHECK(scores.dim() == 2 && ids.dim() == 2 && ids.size(0) == scores.size(0) && Shaped(d_gates, ids.sizes()),
            "shapes");
-  DM_CHECK(!d_probs.defined() || Shaped(d_probs, probs.sizes()), "d_probs");
-  DM_CHECK(Shaped(d_logits, probs.sizes()), "d_logits");
-  if (Plain(at::kFloat, {&d_gates, &d_probs, &probs, &d_logits}) && Plain(at::kInt, {&ids})) {
-    return cpu::RouterBackward(d_gates, d_probs, probs, ids, renormalise, d_logits);
+  DM_CHECK(!d_scores.defined() || Shaped(d_scores, scores.sizes()), "d_scores");
+  DM_CHECK(Shaped(d_logits, scores.sizes()), "d_logits");
+  if (Plain(at::kFloat, {&d_gates, &d_scores, &scores, &d_logits}) && Plain(at::kInt, {&ids})) {
+    return cpu::RouterBackward(rule, d_gates, d_scores, scores, ids, d_logits);
   }
-  generic::RouterBackward(d_gates, d_probs, probs, ids, renormalise, d_logits);
+  generic::RouterBackward(rule, d_gates, d_scores, scores, ids, d_logits);
 }
 
 void GatherRows(const Tensor& src, const Tensor& index, Tensor& out) {
@@ -129,14 +136,40 @@ void GatherRows(const Tensor& src, const Tensor& index, Tensor& out) {
   generic::GatherRows(src, index, out);
 }
 
-void SumRows(const Tensor& src, const Tensor& position, const Tensor& offsets, Tensor& out, bool add) {
+void SumRows(const Tensor& src, const Tensor& position, const Tensor& offsets, Tensor& out, bool add,
+             const Tensor& weight) {
   DM_CHECK(src.dim() == 2 && position.dim() == 1 && out.dim() == 2 && out.size(1) == src.size(1), "shapes");
   DM_CHECK(Shaped(offsets, {out.size(0) + 1}), "offsets");
+  DM_CHECK(!weight.defined() || Shaped(weight, position.sizes()), "weight");
   const at::ScalarType type = src.scalar_type();
-  if (Fusable(type) && Plain(type, {&src, &out}) && Plain(at::kInt, {&position, &offsets})) {
-    return cpu::SumRows(src, position, offsets, out, add);
+  if (Fusable(type) && Plain(type, {&src, &out}) && Plain(at::kInt, {&position, &offsets}) &&
+      Plain(at::kFloat, {&weight})) {
+    return cpu::SumRows(src, position, offsets, out, add, weight);
   }
-  generic::SumRows(src, position, offsets, out, add);
+  generic::SumRows(src, position, offsets, out, add, weight);
+}
+
+void AddRowDots(const Tensor& d_out, const Tensor& src, const Tensor& position, const Tensor& offsets,
+                Tensor& d_weight) {
+  DM_CHECK(src.dim() == 2 && position.dim() == 1 && d_out.dim() == 2 && d_out.size(1) == src.size(1), "shapes");
+  DM_CHECK(Shaped(offsets, {d_out.size(0) + 1}) && Shaped(d_weight, position.sizes()), "offsets");
+  const at::ScalarType type = src.scalar_type();
+  if (Fusable(type) && Plain(type, {&src, &d_out}) && Plain(at::kInt, {&position, &offsets}) &&
+      Plain(at::kFloat, {&d_weight})) {
+    return cpu::AddRowDots(d_out, src, position, offsets, d_weight);
+  }
+  generic::AddRowDots(d_out, src, position, offsets, d_weight);
+}
+
+void AddSegments(const Tensor& src, const Tensor& weight, const std::vector<int64_t>& begin, Tensor& sums) {
+  DM_CHECK(src.dim() == 2 && Shaped(sums, {static_cast<int64_t>(begin.size()) - 1, src.size(1)}), "shapes");
+  DM_CHECK(!weight.defined() || Shaped(weight, {src.size(0)}), "weight");
+  DM_CHECK(std::is_sorted(begin.begin(), begin.end()) && begin.front() >= 0 && begin.back() <= src.size(0), "segments");
+  const at::ScalarType type = src.scalar_type();
+  if (Fusable(type) && Plain(type, {&src}) && Plain(at::kFloat, {&weight, &sums})) {
+    return cpu::AddSegments(src, weight, begin, sums);
+  }
+  generic::AddSegments(src, weight, begin, sums);
 }
 
 double CrossEntropy(Tensor& logits, const Tensor& labels, double scale, bool gradient) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "layers/kernels.h"
 
 namespace disagmoe::cpu {
 
@@ -30,15 +31,18 @@ void RmsNorm(const Tensor& x, const Tensor& w, double eps, Tensor& y, Tensor& rs
 void RmsNormBackward(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& rstd, Tensor& dx, bool add_dx,
                      Tensor& dw);
 void Rope(Tensor& x, const Tensor& cos, const Tensor& sin, bool inverse);
-void SwiGlu(const Tensor& gate_up, const Tensor& scale, Tensor& act);
-void SwiGluBackward(const Tensor& d_act, const Tensor& gate_up, const Tensor& scale, Tensor& d_gate_up, Tensor& act,
-                    Tensor& d_scale);
-void SoftmaxTopK(const Tensor& logits, Tensor& probs, Tensor& ids);
-void Gates(const Tensor& probs, const Tensor& ids, bool renormalise, Tensor& gates);
-void RouterBackward(const Tensor& d_gates, const Tensor& d_probs, const Tensor& probs, const Tensor& ids,
-                    bool renormalise, Tensor& d_logits);
+void SwiGlu(const Tensor& gate_up, const Tensor& scale, double limit, Tensor& act);
+void SwiGluBackward(const Tensor& d_act, const Tensor& gate_up, const Tensor& scale, double limit, Tensor& d_gate_up,
+                    Tensor& act, Tensor& d_scale);
+void ScoreTopK(const RouterRule& rule, const Tensor& logits, const Tensor& correction, Tensor& scores, Tensor& ids);
+void Gates(const RouterRule& rule, const Tensor& scores, const Tensor& ids, Tensor& gates);
+void RouterBackward(const RouterRule& rule, const Tensor& d_gates, const Tensor& d_scores, const Tensor& scores,
+                    const Tensor& ids, Tensor& d_logits);
 void GatherRows(const Tensor& src, const Tensor& index, Tensor& out);
-void SumRows(const Tensor& src, const Tensor& position, const Tensor& offsets, Tensor& out, bool add);
+void SumRows(const Tensor& src, const Tensor& position, const Tensor& offsets, Tensor& out, bool add,
+             const Tensor& weight);
+void AddRowDots(const Tensor& d_out, const Tensor& src, const Tensor& position, const Tensor& offsets, Tensor& d_weight);
+void AddSegments(const Tensor& src, const Tensor& weight, const std::vector<int64_t>& begin, Tensor& sums);
 double CrossEntropy(Tensor& logits, const Tensor& labels, double scale, bool gradient);
 
 }  // namespace disagmoe::cpu

@@ -14,36 +14,77 @@ namespace {
 // The next row's element: a row of fp32 is about a page, and the processor's own prefetch stops at the end of one.
 inline void Prefetch(const void* p) { __builtin_prefetch(p); }
 
-template <class T>
-void SwiGluRow(const T* gate, const T* up, int64_t d, float scale, T* act) {
+// a = glu(gate) * factor(up). What follows from the inputs:
+struct Activated {
+  Lanes glu, slope, factor;  // slope = d glu / d gate
+};
+
+struct Silu {
+  Lanes Act(Lanes gate, Lanes up) const { return gate * Sigmoid(gate) * up; }
+  Activated Parts(Lanes gate, Lanes up) const {
+    const Lanes sigmoid = Sigmoid(gate);
+    const Lanes silu = gate * sigmoid;
+    return {silu, sigmoid + silu * (1.0f - sigmoid), up};
+  }
+  Lanes Passes(Lanes d_up, Lanes) const { return d_up; }
+};
+
+// gpt-oss's: see kernels.h.
+struct Clamped {
+  float limit;
+  static constexpr float kAlpha = 1.702f;
+  static constexpr float kLowest = -std::numeric_limits<float>::infinity();
+  Lanes Act(Lanes gate, Lanes up) const {
+    const Lanes g = Clamp(gate, kLowest, limit);
+    return g * Sigmoid(kAlpha * g) * (Clamp(up, -limit, limit) + 1.0f);
+  }
+  Activated Parts(Lanes gate, Lanes up) const {
+    const Lanes g = Clamp(gate, kLowest, limit);
+    const Lanes sigmoid = Sigmoid(kAlpha * g);
+    const Lanes glu = g * sigmoid;
+    const Lanes slope = sigmoid + kAlpha * glu * (1.0f - sigmoid);
+    return {glu, gate > limit ? Lanes{} : slope, Clamp(up, -limit, limit) + 1.0f};
+  }
+  Lanes Passes(Lanes d_up, Lanes up) const { return Clamp(up, -limit, limit) == up ? d_up : Lanes{}; }
+};
+
+template <class A, class T>
+void SwiGluRow(const A& f, const T* gate, const T* up, int64_t d, float scale, T* act) {
   ForLanes(d, [&](int64_t i, auto span) {
     Prefetch(gate + 2 * d + i);
     Prefetch(up + 2 * d + i);
-    const Lanes g = Load(gate + i, span);
-    Store(act + i, g * Sigmoid(g) * Load(up + i, span) * scale, span);
+    Store(act + i, f.Act(Load(gate + i, span), Load(up + i, span)) * scale, span);
   });
 }
 
 // Returns sum d_act * a. Reads each element of gate and up before it writes it: d_gate may be gate.
-template <class T>
-float SwiGluRowBackward(const T* d_act, const T* gate, const T* up, int64_t d, float scale, T* d_gate, T* d_up,
-                        T* act) {
+template <class A, class T>
+float SwiGluRowBackward(const A& f, const T* d_act, const T* gate, const T* up, int64_t d, float scale, T* d_gate,
+                        T* d_up, T* act) {
   return SumLanes(d, [&](int64_t i, auto span) {
     Prefetch(gate + 2 * d + i);
     Prefetch(up + 2 * d + i);
     Prefetch(d_act + d + i);
-    const Lanes g = Load(gate + i, span);
     const Lanes u = Load(up + i, span);
     const Lanes da = Load(d_act + i, span);
-    const Lanes sigmoid = Sigmoid(g);
-    const Lanes silu = g * sigmoid;
-    const Lanes a = silu * u;
+    const Activated in = f.Parts(Load(gate + i, span), u);
+    const Lanes a = in.glu * in.factor;
     const Lanes scaled = da * scale;
     Store(act + i, a * scale, span);
-    Store(d_gate + i, scaled * u * (sigmoid + silu * (1.0f - sigmoid)), span);
-    Store(d_up + i, scaled * silu, span);
+    Store(d_gate + i, scaled * in.factor * in.slope, span);
+    Store(d_up + i, f.Passes(scaled * in.glu, u), span);
     return da * a;
   });
+}
+
+// Calls f with the activation.
+template <class F>
+void ForActivation(double limit, F f) {
+  if (limit == 0) {
+    f(Silu{});
+  } else {
+    f(Clamped{static_cast<float>(limit)});
+  }
 }
 
 template <class T>
@@ -82,27 +123,30 @@ double CrossEntropyRow(T* row, int64_t n, int64_t label, float scale, bool gradi
 
 }  // namespace
 
-void SwiGlu(const Tensor& gate_up, const Tensor& scale, Tensor& act) {
+void SwiGlu(const Tensor& gate_up, const Tensor& scale, double limit, Tensor& act) {
   const int64_t d = act.size(1);
   const float* factor = scale.defined() ? scale.const_data_ptr<float>() : nullptr;
-  ForType(gate_up.scalar_type(), [&](auto zero) {
+  const auto run = [&](const auto& activation, auto zero) {
     using T = decltype(zero);
     const T* in = gate_up.const_data_ptr<T>();
     T* out = act.mutable_data_ptr<T>();
     at::parallel_for(0, act.size(0), Grain(2 * d), [&](int64_t begin, int64_t end) {
       for (int64_t p = begin; p < end; ++p) {
-        SwiGluRow(in + 2 * p * d, in + (2 * p + 1) * d, d, factor ? factor[p] : 1.0f, out + p * d);
+        SwiGluRow(activation, in + 2 * p * d, in + (2 * p + 1) * d, d, factor ? factor[p] : 1.0f, out + p * d);
       }
     });
+  };
+  ForActivation(limit, [&](auto activation) {
+    ForType(gate_up.scalar_type(), [&](auto zero) { run(activation, zero); });
   });
 }
 
-void SwiGluBackward(const Tensor& d_act, const Tensor& gate_up, const Tensor& scale, Tensor& d_gate_up, Tensor& act,
-                    Tensor& d_scale) {
+void SwiGluBackward(const Tensor& d_act, const Tensor& gate_up, const Tensor& scale, double limit, Tensor& d_gate_up,
+                    Tensor& act, Tensor& d_scale) {
   const int64_t d = act.size(1);
   const float* factor = scale.defined() ? scale.const_data_ptr<float>() : nullptr;
   float* d_factor = scale.defined() ? d_scale.mutable_data_ptr<float>() : nullptr;
-  ForType(gate_up.scalar_type(), [&](auto zero) {
+  const auto run = [&](const auto& activation, auto zero) {
     using T = decltype(zero);
     const T* da = d_act.const_data_ptr<T>();
     const T* in = gate_up.const_data_ptr<T>();
@@ -111,11 +155,14 @@ void SwiGluBackward(const Tensor& d_act, const Tensor& gate_up, const Tensor& sc
     at::parallel_for(0, act.size(0), Grain(3 * d), [&](int64_t begin, int64_t end) {
       for (int64_t p = begin; p < end; ++p) {
         const int64_t gate = 2 * p * d;
-        const float dot = SwiGluRowBackward(da + p * d, in + gate, in + gate + d, d, factor ? factor[p] : 1.0f,
-                                            din + gate, din + gate + d, out + p * d);
+        const float dot = SwiGluRowBackward(activation, da + p * d, in + gate, in + gate + d, d,
+                                            factor ? factor[p] : 1.0f, din + gate, din + gate + d, out + p * d);
         if (d_factor) d_factor[p] = dot;
       }
     });
+  };
+  ForActivation(limit, [&](auto activation) {
+    ForType(gate_up.scalar_type(), [&](auto zero) { run(activation, zero); });
   });
 }
 

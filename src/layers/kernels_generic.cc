@@ -56,67 +56,133 @@ void Rope(Tensor x, const Tensor& cos, const Tensor& sin, bool inverse) {
   high.copy_(new_high);
 }
 
-void SwiGlu(const Tensor& gate_up, const Tensor& scale, Tensor& act) {
-  const int64_t d = gate_up.size(1) / 2;
-  Tensor a = at::silu(Wide(gate_up.narrow(1, 0, d))) * Wide(gate_up.narrow(1, d, d));
-  act.copy_(scale.defined() ? a * scale.unsqueeze(1) : a);
+namespace {
+
+constexpr double kAlpha = 1.702;  // of gpt-oss
+
+// a = glu * factor, by columns: slope = d glu / d gate, passes = d factor / d up (undefined: 1).
+struct Activation {
+  Activation(const Tensor& gate_up, double limit) {
+    const int64_t d = gate_up.size(1) / 2;
+    const Tensor gate = Wide(gate_up.narrow(1, 0, d)), up = Wide(gate_up.narrow(1, d, d));
+    if (limit == 0) {
+      const Tensor sigmoid = at::sigmoid(gate);
+      glu = gate * sigmoid;
+      slope = sigmoid + glu * (1 - sigmoid);
+      factor = up;
+      return;
+    }
+    const Tensor g = gate.clamp_max(limit), sigmoid = at::sigmoid(g * kAlpha);
+    glu = g * sigmoid;
+    slope = (sigmoid + kAlpha * glu * (1 - sigmoid)) * (gate <= limit);
+    factor = up.clamp(-limit, limit) + 1;
+    passes = up.abs() <= limit;
+  }
+  Tensor glu, slope, factor, passes;
+};
+
+}  // namespace
+
+void SwiGlu(const Tensor& gate_up, const Tensor& scale, double limit, Tensor& act) {
+  const Activation a(gate_up, limit);
+  const Tensor product = a.glu * a.factor;
+  act.copy_(scale.defined() ? product * scale.unsqueeze(1) : product);
 }
 
-void SwiGluBackward(const Tensor& d_act, const Tensor& gate_up, const Tensor& scale, Tensor& d_gate_up, Tensor& act,
-                    Tensor& d_scale) {
+void SwiGluBackward(const Tensor& d_act, const Tensor& gate_up, const Tensor& scale, double limit, Tensor& d_gate_up,
+                    Tensor& act, Tensor& d_scale) {
   const int64_t d = gate_up.size(1) / 2;
-  const Tensor gate = Wide(gate_up.narrow(1, 0, d));
-  const Tensor up = Wide(gate_up.narrow(1, d, d));
-  const Tensor sigmoid = at::sigmoid(gate);
-  const Tensor silu = gate * sigmoid;
-  Tensor a = silu * up;
+  const Activation in(gate_up, limit);
+  Tensor a = in.glu * in.factor;
   Tensor da = Wide(d_act);
   if (scale.defined()) {
     d_scale.copy_((da * a).sum(1));
     da = da * scale.unsqueeze(1);
     a = a * scale.unsqueeze(1);
   }
-  const Tensor d_gate = da * up * (sigmoid + silu * (1 - sigmoid));
-  const Tensor d_up = da * silu;
+  const Tensor d_gate = da * in.factor * in.slope;
+  const Tensor d_up = in.passes.defined() ? da * in.glu * in.passes : da * in.glu;
   act.copy_(a);
   d_gate_up.narrow(1, 0, d).copy_(d_gate);
   d_gate_up.narrow(1, d, d).copy_(d_up);
 }
 
-void SoftmaxTopK(const Tensor& logits, Tensor& probs, Tensor& ids) {
-  const Tensor order = std::get<1>(at::sort(logits, /*stable=*/true, /*dim=*/-1, /*descending=*/true));
-  probs.copy_(at::softmax(logits, -1));
+namespace {
+
+constexpr double kTiny = 1e-20;
+
+// 1 where an expert is in one of the best groups of its row.
+Tensor Eligible(const RouterRule& rule, const Tensor& values, bool two_best) {
+  const Tensor grouped = values.view({values.size(0), rule.groups, values.size(1) / rule.groups});
+  const Tensor sorted = std::get<0>(at::sort(grouped, /*dim=*/-1, /*descending=*/true));
+  Tensor best = sorted.select(2, 0);
+  if (two_best) best = best + sorted.select(2, 1);
+  const Tensor order = std::get<1>(at::sort(best, /*stable=*/true, /*dim=*/-1, /*descending=*/true));
+  const Tensor chosen = at::zeros_like(order).scatter_(1, order.narrow(1, 0, rule.top_groups), 1);
+  return chosen.unsqueeze(2).expand(grouped.sizes()).reshape(values.sizes());
+}
+
+}  // namespace
+
+void ScoreTopK(const RouterRule& rule, const Tensor& logits, const Tensor& correction, Tensor& scores, Tensor& ids) {
+  scores.copy_(rule.sigmoid ? at::sigmoid(logits) : at::softmax(logits, -1));
+  const Tensor values = correction.defined() ? scores + correction : logits;
+  Tensor order = std::get<1>(at::sort(values, /*stable=*/true, /*dim=*/-1, /*descending=*/true));
+  if (rule.top_groups < rule.groups) {  // first those that can be chosen, each part in its order
+    const Tensor eligible = Eligible(rule, values, correction.defined()).gather(1, order);
+    order = order.gather(1, std::get<1>(at::sort(eligible, /*stable=*/true, /*dim=*/-1, /*descending=*/true)));
+  }
   ids.copy_(order.narrow(1, 0, ids.size(1)));
 }
 
-void Gates(const Tensor& probs, const Tensor& ids, bool renormalise, Tensor& gates) {
-  const Tensor picked = probs.gather(1, ids.to(at::kLong));
-  gates.copy_(renormalise ? picked / picked.sum(1, true) : picked);
+void Gates(const RouterRule& rule, const Tensor& scores, const Tensor& ids, Tensor& gates) {
+  const Tensor picked = scores.gather(1, ids.to(at::kLong));
+  gates.copy_((rule.renormalise ? picked / (picked.sum(1, true) + kTiny) : picked) * rule.scale);
 }
 
-// With p the probabilities, c the chosen ones and s = sum c: gate = c or c / s.
-//   dc = d_gates or (d_gates - sum(d_gates gate)) / s;  dp = d_probs + scatter(dc);  d_logits = p (dp - sum(dp p))
-void RouterBackward(const Tensor& d_gates, const Tensor& d_probs, const Tensor& probs, const Tensor& ids,
-                    bool renormalise, Tensor& d_logits) {
+// With p the scores, c the chosen ones and s = sum c: gate = scale c or scale c / s.
+//   dc = scale d_gates or scale (d_gates - sum(d_gates c) / s) / s;  dp = d_scores + scatter(dc)
+//   softmax: d_logits = p (dp - sum(dp p));  sigmoid: d_logits = dp p (1 - p)
+void RouterBackward(const RouterRule& rule, const Tensor& d_gates, const Tensor& d_scores, const Tensor& scores,
+                    const Tensor& ids, Tensor& d_logits) {
   const Tensor index = ids.to(at::kLong);
   Tensor dc = d_gates;
-  if (renormalise) {
-    const Tensor picked = probs.gather(1, index);
-    const Tensor sum = picked.sum(1, true);
+  if (rule.renormalise) {
+    const Tensor picked = scores.gather(1, index);
+    const Tensor sum = picked.sum(1, true) + kTiny;
     dc = (d_gates - (d_gates * picked).sum(1, true) / sum) / sum;
   }
-  const Tensor dp = (d_probs.defined() ? d_probs : at::zeros_like(probs)).scatter_add(1, index, dc);
-  d_logits.copy_(probs * (dp - (dp * probs).sum(1, true)));
+  const Tensor dp = (d_scores.defined() ? d_scores : at::zeros_like(scores)).scatter_add(1, index, dc * rule.scale);
+  d_logits.copy_(rule.sigmoid ? dp * scores * (1 - scores) : scores * (dp - (dp * scores).sum(1, true)));
 }
 
 void GatherRows(const Tensor& src, const Tensor& index, Tensor& out) { at::index_select_out(out, src, 0, index); }
 
-void SumRows(const Tensor& src, const Tensor& position, const Tensor& offsets, Tensor& out, bool add) {
+void SumRows(const Tensor& src, const Tensor& position, const Tensor& offsets, Tensor& out, bool add,
+             const Tensor& weight) {
   // index_add_ would be shorter, but adds in no fixed order on a GPU.
-  const Tensor rows = Wide(src.index_select(0, position));
+  Tensor rows = Wide(src.index_select(0, position));
+  if (weight.defined()) rows = rows * weight.unsqueeze(1);
   const Tensor sum = at::segment_reduce(rows, "sum", /*lengths=*/{}, /*indices=*/{}, offsets, /*axis=*/0,
                                         /*unsafe=*/true, /*initial=*/0);
   Put(out, sum, add);
+}
+
+void AddRowDots(const Tensor& d_out, const Tensor& src, const Tensor& position, const Tensor& offsets,
+                Tensor& d_weight) {
+  const Tensor counts = offsets.narrow(0, 1, d_out.size(0)) - offsets.narrow(0, 0, d_out.size(0));
+  const Tensor row = at::repeat_interleave(counts.to(at::kLong));
+  d_weight.add_((Wide(d_out.index_select(0, row)) * Wide(src.index_select(0, position))).sum(1));
+}
+
+void AddSegments(const Tensor& src, const Tensor& weight, const std::vector<int64_t>& begin, Tensor& sums) {
+  for (size_t e = 0; e + 1 < begin.size(); ++e) {
+    const int64_t n = begin[e + 1] - begin[e];
+    if (n == 0) continue;
+    Tensor rows = Wide(src.narrow(0, begin[e], n));
+    if (weight.defined()) rows = rows * weight.narrow(0, begin[e], n).unsqueeze(1);
+    sums.select(0, static_cast<int64_t>(e)).add_(rows.sum(0));
+  }
 }
 
 double CrossEntropy(Tensor& logits, const Tensor& labels, double scale, bool gradient) {

@@ -1,6 +1,8 @@
 // Router, gathers and sums of rows, cross entropy.
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "base/error.h"
@@ -27,12 +29,12 @@ class RouterTest : public ::testing::Test {
 };
 
 struct Choice {
-  Tensor probs;
+  Tensor scores;
   Tensor ids;
 };
-Choice Choose(const Tensor& logits, int64_t k) {
+Choice Choose(const Tensor& logits, int64_t k, const RouterRule& rule = {}, const Tensor& correction = {}) {
   Choice c{at::full_like(logits, NAN), at::full({logits.size(0), k}, -1, at::kInt)};
-  SoftmaxTopK(logits, c.probs, c.ids);
+  ScoreTopK(rule, logits, correction, c.scores, c.ids);
   return c;
 }
 
@@ -48,20 +50,20 @@ const std::vector<Size>& Sizes() {
   return sizes;
 }
 
-TEST_F(RouterTest, SoftmaxTopKMatchesTheDefinition) {
+TEST_F(RouterTest, SoftmaxMatchesTheDefinition) {
   for (const auto& [tokens, experts, k] : Sizes()) {
     SCOPED_TRACE(::testing::Message() << tokens << " " << experts << " " << k);
     const Tensor logits = at::randn({tokens, experts}) * 4;
     const Choice c = Choose(logits, k);
     const Tensor e = (Double(logits) - (tokens ? Double(logits).amax(1, true) : Double(logits))).exp();
-    EXPECT_TRUE(Close(c.probs, e / e.sum(1, true), {1e-6, 1e-6}));
+    EXPECT_TRUE(Close(c.scores, e / e.sum(1, true), {1e-6, 1e-6}));
     const Tensor best = std::get<0>(at::topk(logits, k, 1, true, true));  // random logits have no ties
     EXPECT_TRUE(at::equal(logits.gather(1, c.ids.to(at::kLong)), best));
-    Tensor probs = at::empty_like(c.probs);
+    Tensor probs = at::empty_like(c.scores);
     Tensor ids = at::empty_like(c.ids);
-    generic::SoftmaxTopK(logits, probs, ids);
+    generic::ScoreTopK({}, logits, {}, probs, ids);
     EXPECT_TRUE(at::equal(ids, c.ids));
-    EXPECT_TRUE(Close(c.probs, probs));
+    EXPECT_TRUE(Close(c.scores, probs));
   }
 }
 
@@ -72,7 +74,7 @@ TEST_F(RouterTest, TiesGoToTheLowerIndex) {
       const Tensor logits = at::tensor(row).unsqueeze(0);
       Tensor probs = at::empty_like(logits);
       Tensor out = at::empty({1, k}, at::kInt);
-      (fused ? SoftmaxTopK : generic::SoftmaxTopK)(logits, probs, out);
+      (fused ? ScoreTopK : generic::ScoreTopK)({}, logits, {}, probs, out);
       return Ids(out);
     };
     using V = std::vector<int32_t>;
@@ -98,59 +100,157 @@ TEST_F(RouterTest, NotANumberKeepsIdsInRange) {
   EXPECT_TRUE((sorted.narrow(1, 1, 5) > sorted.narrow(1, 0, 5)).all().item<bool>());  // all different
 }
 
+// Groups and experts as the papers tell it, one token at a time: the best groups, then the best of their experts.
+std::vector<int32_t> NaiveChoice(const std::vector<float>& values, int64_t k, const RouterRule& rule, bool two_best) {
+  const int64_t size = std::ssize(values) / rule.groups;
+  const auto best = [](std::vector<std::pair<float, int32_t>> list, int64_t n) {  // ties to the lower number
+    std::stable_sort(list.begin(), list.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    list.resize(n);
+    return list;
+  };
+  std::vector<std::pair<float, int32_t>> groups, eligible;
+  for (int32_t g = 0; g < rule.groups; ++g) {
+    std::vector<float> members(values.begin() + g * size, values.begin() + (g + 1) * size);
+    std::sort(members.begin(), members.end(), std::greater<>());
+    groups.push_back({two_best ? members[0] + members[1] : members[0], g});
+  }
+  std::vector<int32_t> chosen;
+  for (const auto& group : best(groups, rule.top_groups)) chosen.push_back(group.second);
+  std::sort(chosen.begin(), chosen.end());
+  for (int32_t g : chosen) {
+    for (int64_t e = g * size; e < (g + 1) * size; ++e) eligible.push_back({values[e], static_cast<int32_t>(e)});
+  }
+  std::vector<int32_t> ids;
+  for (const auto& expert : best(eligible, k)) ids.push_back(expert.second);
+  return ids;
+}
+
+TEST_F(RouterTest, GroupsAndCorrectionsMatchTheDefinition) {
+  struct Case {
+    int64_t experts, groups, top, k;
+  };
+  for (const auto& [experts, groups, top, k] : std::vector<Case>{{8, 4, 2, 3}, {16, 4, 1, 4}, {160, 8, 3, 6}, {256, 8, 4, 8}, {6, 1, 1, 2}, {6, 3, 3, 5}}) {
+    for (const bool corrected : {false, true}) {
+      for (const bool sigmoid : {false, true}) {
+        for (const bool ties : {false, true}) {
+          SCOPED_TRACE(::testing::Message() << experts << " in " << groups << corrected << sigmoid << ties);
+          const RouterRule rule{.sigmoid = sigmoid, .groups = groups, .top_groups = top};
+          Tensor logits = at::randn({50, experts}) * 2, correction;
+          if (ties) logits = logits.round();  // many exact ones
+          if (corrected) correction = ties ? at::zeros({experts}) : at::randn({experts}) * (sigmoid ? 0.5 : 0.05);
+          for (const bool fused : {true, false}) {
+            Tensor scores = at::empty_like(logits), ids = at::empty({50, k}, at::kInt);
+            (fused ? ScoreTopK : generic::ScoreTopK)(rule, logits, correction, scores, ids);
+            const Tensor right = sigmoid ? at::sigmoid(Double(logits)) : at::softmax(Double(logits), 1);
+            EXPECT_TRUE(Close(scores, right));
+            const Tensor values = corrected ? scores + correction : logits;
+            for (int64_t t = 0; t < 50; ++t) {
+              const float* row = values.const_data_ptr<float>() + t * experts;
+              EXPECT_EQ(Ids(ids[t]), NaiveChoice({row, row + experts}, k, rule, corrected)) << t << fused;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// Logits 9 and -9, 2 and 2: by its best expert the first group wins; by the two best, sigmoids give 1.00 and 1.76. A
+// correction of the first group's second expert makes up for that, and brings that expert in, with its own small gate.
+TEST_F(RouterTest, ACorrectionOnlyChooses) {
+  const Tensor logits = at::tensor({9.0f, -9.0f, 2.0f, 2.0f}).view({1, 4});
+  const RouterRule rule{.sigmoid = true, .groups = 2, .top_groups = 1, .renormalise = true, .scale = 2.5};
+  using V = std::vector<int32_t>;
+  EXPECT_EQ(Ids(Choose(logits, 2, rule).ids), (V{0, 1}));
+  EXPECT_EQ(Ids(Choose(logits, 2, rule, at::zeros({4})).ids), (V{2, 3}));
+  const Choice c = Choose(logits, 2, rule, at::tensor({0.0f, 0.8f, 0.0f, 0.0f}));
+  EXPECT_EQ(Ids(c.ids), (V{0, 1}));
+  Tensor gates = at::empty({1, 2});
+  Gates(rule, c.scores, c.ids, gates);
+  const double first = 1 / (1 + std::exp(-9.0)), second = 1 / (1 + std::exp(9.0));
+  EXPECT_NEAR(gates[0][0].item<double>(), 2.5 * first / (first + second), 1e-6);
+  EXPECT_NEAR(gates[0][1].item<double>(), 2.5 * second / (first + second), 1e-9);
+}
+
+// gpt-oss takes the softmax over the chosen logits; ours is over all, renormalised.
+TEST_F(RouterTest, RenormalisedIsTheSoftmaxOverTheChosen) {
+  for (const double scale : {1.0, 30.0, 1000.0}) {
+    const Tensor logits = at::randn({40, 32}) * scale;
+    const RouterRule rule{.renormalise = true};
+    const Choice c = Choose(logits, 4, rule);
+    Tensor gates = at::empty({40, 4});
+    Gates(rule, c.scores, c.ids, gates);
+    const Tensor expected = at::softmax(Double(logits.gather(1, c.ids.to(at::kLong))), 1);
+    // The difference of two logits is rounded: half a unit of numbers up to 128 is 4e-6.
+    EXPECT_TRUE(at::allclose(Double(gates), expected, 1e-5, 1e-37)) << scale;
+  }
+}
+
+std::vector<RouterRule> Rules() {
+  std::vector<RouterRule> rules;
+  for (const bool sigmoid : {false, true}) {
+    for (const bool renormalise : {false, true}) {
+      for (const double scale : {1.0, 2.5}) rules.push_back({sigmoid, 1, 1, renormalise, scale});
+    }
+  }
+  return rules;
+}
+
 TEST_F(RouterTest, GatesAndRouterGradientMatchAutograd) {
   for (const auto& [tokens, experts, k] : Sizes()) {
-    for (const bool renormalise : {false, true}) {
+    for (const RouterRule& rule : Rules()) {
       for (const bool auxiliary : {false, true}) {
-        SCOPED_TRACE(::testing::Message() << tokens << " " << experts << " " << k << " " << renormalise << auxiliary);
+        SCOPED_TRACE(::testing::Message() << tokens << " " << experts << " " << k << " sigmoid " << rule.sigmoid
+                                          << " renormalise " << rule.renormalise << rule.scale << auxiliary);
         const Tensor logits = at::randn({tokens, experts});
-        const Choice c = Choose(logits, k);
+        const Choice c = Choose(logits, k, rule);
         const Tensor d_gates = at::randn({tokens, k});
-        const Tensor d_probs = auxiliary ? at::randn({tokens, experts}) : Tensor();
+        const Tensor d_scores = auxiliary ? at::randn({tokens, experts}) : Tensor();
 
         const Tensor leaf = Leaf(logits);
-        const Tensor probs = at::softmax(leaf, 1);
-        Tensor expected = probs.gather(1, c.ids.to(at::kLong));
-        if (renormalise) expected = expected / expected.sum(1, true);
+        const Tensor scores = rule.sigmoid ? at::sigmoid(leaf) : at::softmax(leaf, 1);
+        Tensor expected = scores.gather(1, c.ids.to(at::kLong));
+        if (rule.renormalise) expected = expected / expected.sum(1, true);
+        expected = expected * rule.scale;
         Tensor loss = (expected * Double(d_gates)).sum();
-        if (auxiliary) loss = loss + (probs * Double(d_probs)).sum();
+        if (auxiliary) loss = loss + (scores * Double(d_scores)).sum();
         const Tensor d_expected = testing::Grad(loss, at::ones({}), {leaf})[0];
 
         Tensor gates = at::full({tokens, k}, NAN);
-        Gates(c.probs, c.ids, renormalise, gates);
+        Gates(rule, c.scores, c.ids, gates);
         EXPECT_TRUE(Close(gates, expected));
         // One expert, or all gates of a renormalised row equal in gradient: the true gradient is 0, so a floor.
         Tensor d_logits = at::full_like(logits, NAN);
-        RouterBackward(d_gates, d_probs, c.probs, c.ids, renormalise, d_logits);
-        EXPECT_TRUE(at::allclose(Double(d_logits), d_expected, 0, 1e-6)) << (Double(d_logits) - d_expected).abs().max();
+        RouterBackward(rule, d_gates, d_scores, c.scores, c.ids, d_logits);
+        EXPECT_TRUE(at::allclose(Double(d_logits), d_expected, 0, 2e-6)) << (Double(d_logits) - d_expected).abs().max();
 
         Tensor generic_gates = at::empty_like(gates);
         Tensor generic_d = at::empty_like(logits);
-        generic::Gates(c.probs, c.ids, renormalise, generic_gates);
-        generic::RouterBackward(d_gates, d_probs, c.probs, c.ids, renormalise, generic_d);
+        generic::Gates(rule, c.scores, c.ids, generic_gates);
+        generic::RouterBackward(rule, d_gates, d_scores, c.scores, c.ids, generic_d);
         EXPECT_TRUE(Close(gates, generic_gates));
-        EXPECT_TRUE(at::allclose(d_logits, generic_d, 0, 1e-6));
+        EXPECT_TRUE(at::allclose(d_logits, generic_d, 0, 2e-6));
       }
     }
   }
 }
 
 TEST_F(RouterTest, RouterGradientMatchesFiniteDifferences) {
-  for (const bool renormalise : {false, true}) {
+  for (const RouterRule& rule : Rules()) {
     Tensor logits = at::randn({3, 6}, at::kDouble);
     const Tensor d_gates = at::randn({3, 2}, at::kDouble);
-    const Tensor d_probs = at::randn({3, 6}, at::kDouble);
-    Tensor probs = at::empty_like(logits);
+    const Tensor d_scores = at::randn({3, 6}, at::kDouble);
+    Tensor scores = at::empty_like(logits);
     Tensor ids = at::empty({3, 2}, at::kInt);
     Tensor gates = at::empty_like(d_gates);
     const auto f = [&] {
-      generic::SoftmaxTopK(logits, probs, ids);
-      generic::Gates(probs, ids, renormalise, gates);
-      return Dot(gates, d_gates) + Dot(probs, d_probs);
+      generic::ScoreTopK(rule, logits, {}, scores, ids);
+      generic::Gates(rule, scores, ids, gates);
+      return Dot(gates, d_gates) + Dot(scores, d_scores);
     };
     f();
     Tensor d_logits = at::empty_like(logits);
-    generic::RouterBackward(d_gates, d_probs, probs, ids, renormalise, d_logits);
+    generic::RouterBackward(rule, d_gates, d_scores, scores, ids, d_logits);
     EXPECT_TRUE(Close(FiniteDifference(f, logits), d_logits, {1e-8, 0}));
   }
 }
@@ -188,6 +288,59 @@ TEST_F(RouterTest, SumRowsAddsSegments) {
       EXPECT_TRUE(Close(out, expected + Double(before)));
       generic::SumRows(src, s.position, s.offsets, out.copy_(before), /*add=*/true);
       EXPECT_TRUE(Close(out, expected + Double(before)));
+    }
+  }
+}
+
+TEST_F(RouterTest, WeightedRowsAndTheirGradientsMatchAutograd) {
+  for (const at::ScalarType type : Types()) {
+    for (const auto& [tokens, rows, h] : std::vector<std::array<int64_t, 3>>{
+             {1, 1, 1}, {0, 3, 4}, {9, 5, 7}, {20, 30, 64}, {40, 50, 150}, {30, 4, 700}}) {
+      SCOPED_TRACE(::testing::Message() << type << " " << tokens << " " << rows << " " << h);
+      const Segments s(tokens, rows);
+      const int64_t n = s.position.size(0);
+      const Tensor src = at::randn({rows, h}).to(type), d_out = at::randn({tokens, h}).to(type);
+      const Tensor weight = at::randn({n}).to(testing::SumType(type));
+      const Tensor leaf = Leaf(weight), place = s.position.to(at::kLong);
+      const Tensor counts = (s.offsets.narrow(0, 1, tokens) - s.offsets.narrow(0, 0, tokens)).to(at::kLong);
+      const Tensor token = at::repeat_interleave(counts);
+      const Tensor terms = leaf.unsqueeze(1) * Double(src).index_select(0, place);
+      const Tensor expected = at::zeros({tokens, h}, at::kDouble).index_add(0, token, terms);
+      const Tensor before = at::randn({n}).to(testing::SumType(type));
+      const Tensor d_expected = testing::Grad(expected, d_out, {leaf})[0] + Double(before);
+      for (const bool fused : {true, false}) {
+        Tensor out = at::full({tokens, h}, NAN, type);
+        (fused ? SumRows : generic::SumRows)(src, s.position, s.offsets, out, false, weight);
+        EXPECT_TRUE(Close(out, expected));
+        Tensor d_weight = before.clone();
+        (fused ? AddRowDots : generic::AddRowDots)(d_out, src, s.position, s.offsets, d_weight);
+        EXPECT_TRUE(Close(d_weight, d_expected, testing::ToleranceOf(testing::SumType(type))));
+      }
+    }
+  }
+}
+
+TEST_F(RouterTest, AddSegmentsAddsWeightedRows) {
+  for (const at::ScalarType type : Types()) {
+    for (const int64_t h : {1, 7, 64, 150, 700}) {
+      for (const bool weighted : {false, true}) {
+        SCOPED_TRACE(::testing::Message() << type << " " << h << weighted);
+        const std::vector<int64_t> begin = {2, 2, 9, 40};  // an empty one, rows before and behind
+        const Tensor src = at::randn({41, h}).to(type);
+        const Tensor weight = weighted ? at::randn({41}).to(testing::SumType(type)) : Tensor();
+        const Tensor before = at::randn({3, h}).to(testing::SumType(type));
+        Tensor expected = Double(before).clone();
+        for (int64_t e = 0; e < 3; ++e) {
+          for (int64_t i = begin[e]; i < begin[e + 1]; ++i) {
+            expected[e] += Double(src)[i] * (weighted ? Double(weight)[i] : at::ones({}, at::kDouble));
+          }
+        }
+        for (const bool fused : {true, false}) {
+          Tensor sums = before.clone();
+          (fused ? AddSegments : generic::AddSegments)(src, weight, begin, sums);
+          EXPECT_TRUE(Close(sums, expected));
+        }
+      }
     }
   }
 }
@@ -230,7 +383,7 @@ TEST_F(RouterTest, RowsOutOfRangeAreRefused) {
   EXPECT_THROW(SumRows(src, at::tensor({0, 3}, at::kInt), at::tensor({0, 2}, at::kInt), out, false), InternalError);
   EXPECT_THROW(SumRows(src, at::tensor({0, 1}, at::kInt), at::tensor({0, 3}, at::kInt), out, false), InternalError);
   Tensor gates = at::empty({1, 1});
-  EXPECT_THROW(Gates(at::ones({1, 2}), at::tensor({2}, at::kInt).view({1, 1}), true, gates), InternalError);
+  EXPECT_THROW(Gates({}, at::ones({1, 2}), at::tensor({2}, at::kInt).view({1, 1}), gates), InternalError);
   Tensor logits = at::randn({1, 4});
   EXPECT_THROW(CrossEntropy(logits, at::tensor({4}, at::kLong), 1, true), InternalError);
 }
@@ -272,15 +425,16 @@ TEST_F(RouterTest, ResultsDoNotDependOnThreads) {
   const Tensor logits = at::randn({900, 100});
   const Tensor d_gates = at::randn({900, 4});
   testing::ExpectSameOnTwoThreads([&] {
-    const Choice c = Choose(logits, 4);
+    const RouterRule rule{.renormalise = true};
+    const Choice c = Choose(logits, 4, rule);
     Tensor gates = at::empty({900, 4});
-    Gates(c.probs, c.ids, true, gates);
+    Gates(rule, c.scores, c.ids, gates);
     Tensor d_logits = at::empty_like(logits);
-    RouterBackward(d_gates, {}, c.probs, c.ids, true, d_logits);
+    RouterBackward(rule, d_gates, {}, c.scores, c.ids, d_logits);
     Tensor work = logits.clone();
     const Tensor labels = at::arange(900, at::kLong).remainder(100);
     const double loss = CrossEntropy(work, labels, 1, true);
-    return std::vector<Tensor>{c.probs, c.ids, gates, d_logits, work, at::scalar_tensor(loss, at::kDouble)};
+    return std::vector<Tensor>{c.scores, c.ids, gates, d_logits, work, at::scalar_tensor(loss, at::kDouble)};
   });
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     const Tensor src = at::randn({2000, 70}).to(type);
@@ -290,7 +444,10 @@ TEST_F(RouterTest, ResultsDoNotDependOnThreads) {
       SumRows(src, s.position, s.offsets, sum, false);
       Tensor rows = at::empty({s.position.size(0), 70}, type);
       GatherRows(src, s.position, rows);
-      return std::vector<Tensor>{sum, rows};
+      Tensor dots = at::zeros({s.position.size(0)}), sums = at::zeros({2, 70});
+      AddRowDots(src, src, s.position, s.offsets, dots);
+      AddSegments(src, {}, {0, 1200, 2000}, sums);
+      return std::vector<Tensor>{sum, rows, dots, sums};
     });
   }
 }

@@ -154,33 +154,37 @@ TEST_F(KernelsTest, RopeInverseIsItsBackward) {  // <Rope u, v> = <u, inverse v>
   EXPECT_TRUE(Close(turned, u));
 }
 
-Tensor NaiveSwiGlu(const Tensor& gate_up, const Tensor& scale) {
+Tensor NaiveSwiGlu(const Tensor& gate_up, const Tensor& scale, double limit) {
   const auto halves = gate_up.chunk(2, 1);
-  return scale.unsqueeze(1) * halves[0] / (1 + (-halves[0]).exp()) * halves[1];
+  if (limit == 0) return scale.unsqueeze(1) * halves[0] / (1 + (-halves[0]).exp()) * halves[1];
+  const Tensor gate = halves[0].clamp_max(limit), up = halves[1].clamp(-limit, limit);
+  return scale.unsqueeze(1) * gate / (1 + (-1.702 * gate).exp()) * (up + 1);
 }
 
 TEST_F(KernelsTest, SwiGluAndItsGradientMatchAutograd) {
   for (const at::ScalarType type : Types()) {
     for (const auto& [rows, d] : std::vector<std::pair<int64_t, int64_t>>{
              {1, 1}, {3, 5}, {7, 16}, {0, 8}, {33, 31}, {130, 48}, {100, 512}}) {
-      for (const bool scaled : {false, true}) {
-        SCOPED_TRACE(::testing::Message() << type << " " << rows << " x " << d << " scaled " << scaled);
-        const Tensor gate_up = (at::randn({rows, 2 * d}) * 3).to(type);
+      for (const auto& [scaled, limit] : std::vector<std::pair<bool, double>>{{false, 0}, {true, 0}, {false, 2}, {true, 2}}) {
+        SCOPED_TRACE(::testing::Message() << type << " " << rows << " x " << d << " scaled " << scaled << limit);
+        Tensor gate_up = (at::randn({rows, 2 * d}) * 3).to(type);
+        // Some at the limits themselves, where torch.clamp passes gradients on.
+        if (limit > 0) gate_up = at::where(gate_up > 4, limit, at::where(gate_up < -4, -limit, gate_up)).to(type);
         const Tensor d_act = at::randn({rows, d}).to(type);
         const Tensor scale = scaled ? at::rand({rows}).to(SumType(type)) : Tensor();
         const Tensor leaf = Leaf(gate_up);
         const Tensor leaf_scale = Leaf(scaled ? scale : at::ones({rows}));
-        const Tensor expected = NaiveSwiGlu(leaf, leaf_scale);
+        const Tensor expected = NaiveSwiGlu(leaf, leaf_scale, limit);
         const auto grads = testing::Grad(expected, d_act, {leaf, leaf_scale});
 
         Tensor act = at::full_like(d_act, NAN);
-        SwiGlu(gate_up, scale, act);
+        SwiGlu(gate_up, scale, limit, act);
         EXPECT_TRUE(Close(act, expected));
 
         act = at::full_like(d_act, NAN);
         Tensor d_scale = scaled ? at::full_like(scale, NAN) : Tensor();
         Tensor d_gate_up = gate_up.clone();
-        SwiGluBackward(d_act, /*in place*/ d_gate_up, scale, d_gate_up, act, d_scale);
+        SwiGluBackward(d_act, /*in place*/ d_gate_up, scale, limit, d_gate_up, act, d_scale);
         EXPECT_TRUE(Close(act, expected));
         EXPECT_TRUE(Close(d_gate_up, grads[0]));
         if (scaled) {
@@ -188,38 +192,46 @@ TEST_F(KernelsTest, SwiGluAndItsGradientMatchAutograd) {
         }
 
         Tensor apart = at::full_like(gate_up, NAN);
-        SwiGluBackward(d_act, gate_up, scale, apart, act, d_scale);
+        SwiGluBackward(d_act, gate_up, scale, limit, apart, act, d_scale);
         EXPECT_TRUE(SameBits(apart, d_gate_up));
+        if (limit > 0) {
+          const Tensor clamped = (gate_up > limit) | ((gate_up < -limit) & (at::arange(2 * d) >= d));
+          EXPECT_FALSE((apart * clamped).any().item<bool>());
+        }
+        generic::SwiGluBackward(d_act, gate_up, scale, limit, apart, act, d_scale);
+        EXPECT_TRUE(Close(apart, grads[0]));
       }
     }
   }
 }
 
 TEST_F(KernelsTest, SwiGluGradientMatchesFiniteDifferences) {
-  Tensor gate_up = at::randn({3, 8}, at::kDouble);
-  Tensor scale = at::rand({3}, at::kDouble);
-  const Tensor d_act = at::randn({3, 4}, at::kDouble);
-  Tensor act = at::empty_like(d_act);
-  const auto f = [&] {
-    generic::SwiGlu(gate_up, scale, act);
-    return Dot(act, d_act);
-  };
-  Tensor d_gate_up = at::empty_like(gate_up);
-  Tensor d_scale = at::empty_like(scale);
-  generic::SwiGluBackward(d_act, gate_up, scale, d_gate_up, act, d_scale);
-  EXPECT_TRUE(Close(FiniteDifference(f, gate_up), d_gate_up, {1e-8, 0}));
-  EXPECT_TRUE(Close(FiniteDifference(f, scale), d_scale, {1e-8, 0}));
+  for (const double limit : {0.0, 1.0}) {
+    Tensor gate_up = at::randn({3, 8}, at::kDouble);
+    Tensor scale = at::rand({3}, at::kDouble);
+    const Tensor d_act = at::randn({3, 4}, at::kDouble);
+    Tensor act = at::empty_like(d_act);
+    const auto f = [&] {
+      generic::SwiGlu(gate_up, scale, limit, act);
+      return Dot(act, d_act);
+    };
+    Tensor d_gate_up = at::empty_like(gate_up);
+    Tensor d_scale = at::empty_like(scale);
+    generic::SwiGluBackward(d_act, gate_up, scale, limit, d_gate_up, act, d_scale);
+    EXPECT_TRUE(Close(FiniteDifference(f, gate_up), d_gate_up, {1e-8, 0}));
+    EXPECT_TRUE(Close(FiniteDifference(f, scale), d_scale, {1e-8, 0}));
+  }
 }
 
 TEST_F(KernelsTest, SwiGluStaysFiniteForLargeGates) {
   // silu(x) -> x for large x, -> 0 for very negative x.
   const Tensor gate_up = at::tensor({200.f, -200.f, 90.f, -90.f, 1.f, 1.f, 1.f, 1.f}).view({1, 8});
   Tensor act = at::empty({1, 4});
-  SwiGlu(gate_up, {}, act);
+  SwiGlu(gate_up, {}, 0, act);
   EXPECT_TRUE(Close(act, at::tensor({200.f, 0.f, 90.f, 0.f}).view({1, 4})));
   Tensor d_gate_up = at::empty_like(gate_up);
   Tensor none;
-  SwiGluBackward(at::ones({1, 4}), gate_up, {}, d_gate_up, act, none);
+  SwiGluBackward(at::ones({1, 4}), gate_up, {}, 0, d_gate_up, act, none);
   EXPECT_TRUE(Close(d_gate_up, at::tensor({1.f, 0.f, 1.f, 0.f, 200.f, 0.f, 90.f, 0.f}).view({1, 8})));
 }
 
@@ -248,11 +260,11 @@ TEST_F(KernelsTest, ResultsDoNotDependOnThreads) {
     const Tensor scale = at::rand({777});
     testing::ExpectSameOnTwoThreads([&] {
       Tensor act = at::empty({777, 125}, type);
-      SwiGlu(x, scale, act);
+      SwiGlu(x, scale, 0, act);
       Tensor recomputed = at::empty_like(act);
       Tensor d_gate_up = at::empty_like(x);
       Tensor d_scale = at::empty_like(scale);
-      SwiGluBackward(act, x, scale, d_gate_up, recomputed, d_scale);
+      SwiGluBackward(act, x, scale, 0, d_gate_up, recomputed, d_scale);
       return std::vector<Tensor>{act, recomputed, d_gate_up, d_scale};
     });
   }
@@ -274,14 +286,14 @@ TEST_F(KernelsTest, WrongShapesAreRefused) {
   Tensor short_y = at::empty({3, 6});
   EXPECT_THROW(RmsNorm(x, w, kEps, short_y, rstd), InternalError);
   Tensor act = at::empty({4, 4});
-  EXPECT_THROW(SwiGlu(x, {}, act), InternalError);
+  EXPECT_THROW(SwiGlu(x, {}, 0, act), InternalError);
   Tensor cos;
   Tensor sin;
   RopeTable(3, 6, 1e4, cos, sin);
   EXPECT_THROW(Rope(x.view({4, 1, 6}), cos, sin, false), InternalError);  // 4 rows, sequences of 3
   Tensor d_scale = at::empty({4});
   Tensor small_act = at::empty({4, 3});
-  EXPECT_THROW(SwiGluBackward(small_act, x, {}, x, small_act, d_scale), InternalError);
+  EXPECT_THROW(SwiGluBackward(small_act, x, {}, 0, x, small_act, d_scale), InternalError);
 }
 
 }  // namespace

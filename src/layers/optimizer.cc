@@ -7,10 +7,18 @@
 #include <cmath>
 #include <numbers>
 
+#include "base/error.h"
+
 namespace disagmoe {
 
-AdamW::AdamW(ParamStore& store, std::vector<Range> owned, const TrainConfig& train)
+AdamW::AdamW(ParamStore& store, std::vector<Range> owned, const TrainConfig& train, const ModelConfig* model)
     : store_(store), owned_(std::move(owned)), train_(train) {
+  if (model != nullptr) {
+    const int64_t tokens = train.micro_batches * train.micro_batch_size * train.seq_length;
+    pairs_ = static_cast<double>(tokens * model->num_experts_per_tok);
+    experts_ = static_cast<double>(model->num_experts);
+    rate_ = model->router_bias_update_rate;
+  }
   const at::Tensor weight = store.flat_master(), grad = store.flat_grad();
   for (const Range& range : owned_) {
     exp_avg_.push_back(at::zeros({range.size()}, weight.options()));
@@ -31,6 +39,14 @@ AdamW::AdamW(ParamStore& store, std::vector<Range> owned, const TrainConfig& tra
     for (size_t i = 0; i < store.held().size(); ++i) {
       const int64_t from = std::max(store.offset(i), range.begin), to = std::min(store.offset(i + 1), range.end);
       if (from >= to) continue;
+      if (store.held()[i].spec.counts_load) {
+        DM_CHECK(model != nullptr, "corrections without the model");
+        flush(from);
+        const int64_t size = std::min(store.offset(i) + store.held()[i].numel(), range.end) - from;
+        if (size > 0) loads_.push_back({weight.narrow(0, from, size), grad.narrow(0, from, size)});
+        begin = to;
+        continue;
+      }
       if (store.held()[i].spec.decay != decay) {
         flush(from);
         decay = store.held()[i].spec.decay;
@@ -51,7 +67,16 @@ void AdamW::Step(int64_t step, double lr, double coefficient) {
                       /*maximize=*/false, scale.defined() ? std::optional<at::Tensor>(scale) : std::nullopt,
                       /*found_inf=*/std::nullopt);
   }
+  MoveCorrections();
   for (const Range& range : owned_) store_.Refresh(range.begin, range.end);
+}
+
+// All in whole numbers: below the mean if load * E < pairs.
+void AdamW::MoveCorrections() {
+  for (Load& c : loads_) {
+    const at::Tensor below = (pairs_ - c.load.to(at::kDouble) * experts_).sign().to(at::kFloat);
+    c.correction.add_(below, rate_);
+  }
 }
 
 double LearningRate(const TrainConfig& t, int64_t step) {
@@ -82,6 +107,21 @@ double SumOfSquares(const at::Tensor& flat) {
   });
   double total = 0;
   for (double s : sums) total += s;
+  return total;
+}
+
+double GradSquares(const ParamStore& store, const Range& range) {
+  double total = 0;
+  int64_t begin = range.begin;
+  const auto add = [&](int64_t end) {
+    if (end > begin) total += SumOfSquares(store.flat_grad().narrow(0, begin, end - begin));
+  };
+  for (size_t i = 0; i < store.held().size(); ++i) {
+    if (!store.held()[i].spec.counts_load || store.offset(i + 1) <= begin) continue;
+    add(std::min(store.offset(i), range.end));
+    begin = store.offset(i + 1);
+  }
+  add(range.end);
   return total;
 }
 

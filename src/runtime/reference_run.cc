@@ -20,7 +20,7 @@ RunResult TrainReference(const RunConfig& config, const RankContext& context) {
   const Batches batches(data, config.data.split, t.seq_length, t.seed);
   Reference model(config, device);
   ParamStore& store = model.store();
-  AdamW optimizer(store, {{0, store.numel()}}, t);
+  AdamW optimizer(store, {{0, store.numel()}}, t, &config.model);
   const Resume resume = FindCheckpoint(config, data);
   std::unique_ptr<RunFolder> folder;
   if (context.write_files) folder = std::make_unique<RunFolder>(config, !resume.folder.empty());
@@ -68,7 +68,7 @@ RunResult TrainReference(const RunConfig& config, const RankContext& context) {
       r.aux_loss += l.aux;
       if (bad == kAllFinite && l.bad_stage != kAllFinite) bad = BadKey(m, l.bad_stage - 1, L);
     }
-    r.grad_norm = std::sqrt(SumOfSquares(store.flat_grad()));
+    r.grad_norm = std::sqrt(GradSquares(store, {0, store.numel()}));
     r.lr = context.learning_rate ? context.learning_rate(step) : LearningRate(t, step);
     CheckFinite(config, step, r.loss + r.aux_loss, r.grad_norm, bad);
     if (context.on_gradients) context.on_gradients(step, store);

@@ -31,7 +31,7 @@ class Trainer {
         topology_(config, schedule_),
         held_(topology_.held(context.rank)),
         store_(held_.params, config.train.dtype == "bf16" ? at::kBFloat16 : at::kFloat, device_),
-        optimizer_(store_, OwnedRanges(), config.train),
+        optimizer_(store_, OwnedRanges(), config.train, &config.model),
         waits_(context.rank, context.clock_offsets, static_cast<int64_t>(config.transport.timeout_s * 1e9), *context.status),
         executor_(config, topology_, store_, batches_, context.transport, context.rank, device_, waits_, *context.status),
         collectives_(context.transport, context.rank, waits_) {
@@ -143,7 +143,7 @@ StepRecord Trainer::Step(int64_t step) {
   context_.status->Doing("summing gradients of step " + std::to_string(step));
   collectives_.ReduceScatter(store_.flat_grad(), buckets_, pass_);
   double squares = 0;
-  for (const Range& r : PartRanges()) squares += SumOfSquares(store_.flat_grad().narrow(0, r.begin, r.size()));
+  for (const Range& r : PartRanges()) squares += GradSquares(store_, r);
   const auto sums = SumOverRanks({pass.token_loss, pass.aux_loss, squares, static_cast<double>(pass.bad)}, 1);
   StepRecord record;
   record.step = step;
