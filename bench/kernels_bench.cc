@@ -85,7 +85,7 @@ void BM_Rope(benchmark::State& state) {
   const Tensor x = at::randn({kTokens, 8, 64}, Type(state));
   Tensor cos;
   Tensor sin;
-  RopeTable(1024, 64, 1e4, cos, sin);
+  RopeTable(1024, RopeFrequencies(64, 1e4), 1, cos, sin);
   Compare(state, 2 * Bytes({x}), [&] { Rope(x, cos, sin, false); });
 }
 

@@ -39,6 +39,25 @@ ModelConfig Rich() {
   return m;
 }
 
+ModelConfig LatentModel(int64_t q_lora_rank) {
+  ModelConfig m = Model();
+  m.qk_norm = false;
+  m.kv_lora_rank = 12;
+  m.q_lora_rank = q_lora_rank;
+  m.qk_nope_head_dim = 10;
+  m.qk_rope_head_dim = 6;
+  m.v_head_dim = 8;
+  return m;
+}
+
+ModelConfig ModelWithBiases() {
+  ModelConfig m = Model();
+  m.qk_norm = false;
+  m.attention_bias = m.output_bias = m.attention_sinks = true;
+  m.sliding_window = 4;
+  return m;
+}
+
 struct Weights {
   explicit Weights(at::ScalarType dtype, const ModelConfig& m = Model()) : model(m), store(HoldAll(m), dtype, at::kCPU) {
     RandomWeights(store, 3);
@@ -58,12 +77,13 @@ class TwoSteps : public testing::TestWithParam<at::ScalarType> {
 };
 
 // The gradients by all weights and by the input. apart: between the steps everything that the caller owns is spoilt.
-Tensor AttentionGradients(at::ScalarType dtype, int64_t layer, const Tensor& x, const Tensor& d, bool recompute,
+Tensor AttentionGradients(at::ScalarType dtype, const ModelConfig& model, int64_t layer, const Tensor& x, const Tensor& d, bool recompute,
                           bool apart, Tensor* dx) {
-  Weights w(dtype);
+  Weights w(dtype, model);
   const Rotary rotary(w.model, kSequence, at::kCPU);
   const AttentionParams p(w.store, w.model, layer, rotary);
   AttentionSaved saved;
+  saved.documents = {0, 3, kSequence};
   const AttentionOutput a = AttentionForward(w.model, p, x.clone(), saved);
   if (recompute) {
     AttentionForget(saved);
@@ -81,26 +101,69 @@ Tensor AttentionGradients(at::ScalarType dtype, int64_t layer, const Tensor& x, 
   *dx = dh.clone();
   dh.fill_(NAN);
   a.h.fill_(NAN);
-  EXPECT_TRUE(IsZero(p.qkv) && IsZero(p.out));
-  EXPECT_FALSE(IsZero(p.norm1) || IsZero(p.q_norm) || IsZero(p.k_norm));
+  for (const Param* matrix : {&p.qkv, &p.q, &p.q_a, &p.q_b, &p.kv_a, &p.kv_b, &p.out}) {
+    EXPECT_TRUE(!matrix->defined() || IsZero(*matrix));
+  }
+  for (const Param* vector : {&p.norm1, &p.q_norm, &p.k_norm, &p.q_a_norm, &p.kv_a_norm, &p.qkv_bias, &p.out_bias, &p.sinks}) {
+    EXPECT_FALSE(vector->defined() && IsZero(*vector));
+  }
   for (const Tensor* t : {&saved.qkv, &saved.q, &saved.k, &saved.lse, &saved.h, &saved.router.scores}) {
     EXPECT_FALSE(t->defined());
   }
   AttentionBackwardWeights(w.model, p, saved);
-  EXPECT_FALSE(saved.x.defined() || saved.o.defined() || saved.d_h.defined() || saved.d_qkv.defined());
+  EXPECT_FALSE(saved.x.defined() || saved.o.defined() || saved.d_h.defined() || saved.d_qkv.defined() || saved.d_q.defined());
+  for (const Param* matrix : {&p.qkv, &p.q, &p.q_a, &p.q_b, &p.kv_a, &p.kv_b, &p.out}) {
+    EXPECT_FALSE(matrix->defined() && IsZero(*matrix));
+  }
   return w.store.flat_grad().clone();
 }
 
 TEST_P(TwoSteps, Attention) {
-  for (int64_t layer : {0, 1}) {  // dense, with router
-    for (bool recompute : {false, true}) {
-      Tensor dx[2];
-      const Tensor whole = AttentionGradients(GetParam(), layer, Rows(1), Rows(2), recompute, false, &dx[0]);
-      const Tensor apart = AttentionGradients(GetParam(), layer, Rows(1), Rows(2), recompute, true, &dx[1]);
-      EXPECT_TRUE(at::equal(whole, apart)) << layer << recompute;
-      EXPECT_TRUE(at::equal(dx[0], dx[1])) << layer << recompute;
-      EXPECT_TRUE(whole.any().item<bool>());
+  for (const ModelConfig& model : {Model(), LatentModel(0), LatentModel(14), ModelWithBiases()}) {
+    for (int64_t layer : {0, 1}) {  // dense, with router
+      for (bool recompute : {false, true}) {
+        Tensor dx[2];
+        const Tensor whole = AttentionGradients(GetParam(), model, layer, Rows(1), Rows(2), recompute, false, &dx[0]);
+        const Tensor apart = AttentionGradients(GetParam(), model, layer, Rows(1), Rows(2), recompute, true, &dx[1]);
+        EXPECT_TRUE(at::equal(whole, apart)) << layer << recompute;
+        EXPECT_TRUE(at::equal(dx[0], dx[1])) << layer << recompute;
+        EXPECT_TRUE(whole.any().item<bool>());
+      }
     }
+  }
+}
+
+// Rows of a document see no other's: the same results and gradients as of the documents as sequences of their own.
+// Positions count on from document to document, which changes nothing: only differences matter.
+TEST(Documents, AreApart) {
+  for (const ModelConfig& model : {Model(), LatentModel(14), ModelWithBiases()}) {
+    const std::vector<int64_t> lengths = {5, 1, 7};
+    int64_t s = 0;
+    std::vector<int64_t> first;
+    for (int64_t n : lengths) {
+      first.push_back(s);
+      s += n;
+    }
+    at::manual_seed(4);
+    const Tensor x = at::randn({s, model.hidden_size}), d = at::randn({s, model.hidden_size});
+    auto run = [&](Weights& w, int64_t row, int64_t rows, std::vector<int64_t> documents) {
+      const AttentionParams p(w.store, w.model, 0, Rotary(w.model, rows, at::kCPU));  // a layer without router
+      AttentionSaved saved;
+      saved.documents = std::move(documents);
+      const Tensor h = AttentionForward(w.model, p, x.narrow(0, row, rows), saved).h.clone();
+      AttentionForget(saved);
+      AttentionRecompute(w.model, p, saved);
+      Tensor dx = d.narrow(0, row, rows).clone();
+      AttentionBackward(w.model, p, saved, dx, {}, nullptr);
+      return at::cat({h, dx}, 1);
+    };
+    Weights together(at::kFloat, model), alone(at::kFloat, model);
+    const Tensor got = run(together, 0, s, first);
+    std::vector<Tensor> parts;
+    for (size_t i = 0; i < lengths.size(); ++i) parts.push_back(run(alone, first[i], lengths[i], {}));
+    EXPECT_TRUE(at::allclose(got, at::cat(parts), 1e-5, 1e-5));
+    EXPECT_TRUE(at::allclose(together.store.flat_grad(), alone.store.flat_grad(), 1e-4, 1e-4));
+    EXPECT_FALSE(at::allclose(run(together, 0, s, {}), at::cat(parts), 1e-2, 1e-2));
   }
 }
 

@@ -3,7 +3,8 @@
 //
 // A backward is two steps, which a schedule may run apart: …BackwardInputs makes the gradients of the inputs and keeps
 // in `saved` only what …BackwardWeights needs, which adds those of the matrices and uses `saved` up. …Backward is the
-// two in a row. Norm weights, router and embedding belong to the first step: their gradients cost next to nothing.
+// two in a row. Norm weights, biases, sinks, router and embedding belong to the first step: their gradients cost next to
+// nothing.
 //
 // Shapes: T tokens of whole sequences of length s, H hidden, nh/nkv query/KV heads of size d, E experts, K a token;
 // at an FFN worker: R received rows (one per token that visits it), P (row, expert) pairs, D expert hidden size.
@@ -13,56 +14,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "layers/attention.h"
 #include "layers/kernels.h"
 #include "layers/param_store.h"
-#include "layers/router.h"
 
 namespace disagmoe {
-
-// ---- attention part: h = x + attention(norm1(x)); the router on norm2(h) ----
-
-// cos and sin of the rotary embedding, [s, d/2] fp32, shared by all layers.
-struct Rotary {
-  Rotary(const ModelConfig& model, int64_t s, at::Device device);
-  Tensor cos, sin;
-};
-
-struct AttentionParams {
-  AttentionParams(const ParamStore& store, const ModelConfig& model, int64_t layer, const Rotary& rotary);
-  Param norm1, qkv, q_norm, k_norm, out;
-  RouterParams router;  // undefined in a dense layer
-  Rotary rotary;
-  int64_t s() const { return rotary.cos.size(0); }
-};
-
-struct AttentionSaved {
-  Tensor x;                    // [T, H]
-  Tensor rstd1, qkv;           // qkv [T, (nh + 2 nkv) d]: rotated in place, unless
-  Tensor q, k, q_rstd, k_rstd; // with QK-norm: q, k [T, n d] normed and rotated, qkv as projected
-  Tensor o, lse;               // o [T, nh d]
-  Tensor h;                    // [T, H]
-  RouterSaved router;
-  Tensor d_h, d_qkv;           // between the two steps of a backward, with x and o
-};
-
-struct AttentionOutput {
-  Tensor h;      // [T, H]: to the experts, residual included
-  Tensor ids;    // [T, K] int32; undefined in a dense layer
-  Tensor gates;  // [T, K] fp32
-};
-
-AttentionOutput AttentionForward(const ModelConfig& model, const AttentionParams& p, const Tensor& x,
-                                 AttentionSaved& saved);
-// Drops what AttentionRecompute can rebuild from x and ids.
-void AttentionForget(AttentionSaved& saved);
-void AttentionRecompute(const ModelConfig& model, const AttentionParams& p, AttentionSaved& saved);
-
-// dh [T, H]: gradient of h, becomes that of x (another tensor). d_gates [T, K] (undefined in a dense layer).
-void AttentionBackward(const ModelConfig& model, const AttentionParams& p, AttentionSaved& saved, Tensor& dh,
-                       const Tensor& d_gates, AuxLoss* aux);
-void AttentionBackwardInputs(const ModelConfig& model, const AttentionParams& p, AttentionSaved& saved, Tensor& dh,
-                             const Tensor& d_gates, AuxLoss* aux);
-void AttentionBackwardWeights(const ModelConfig& model, const AttentionParams& p, AttentionSaved& saved);
 
 // ---- FFN part at one worker: out = gated experts of norm2(h), plus at a token's home h and the shared expert ----
 
@@ -117,8 +73,9 @@ void EmbedForward(const Param& embed, const Tensor& tokens, Tensor& x);
 void EmbedBackward(const Param& embed, const Tensor& tokens, const Tensor& dx);
 
 struct HeadParams {
-  explicit HeadParams(const ParamStore& store) : norm(store.Get("final_norm")), head(store.Get("head")) {}
-  Param norm, head;
+  explicit HeadParams(const ParamStore& store)
+      : norm(store.Get("final_norm")), head(store.Get(store.Find("head") != nullptr ? "head" : "embed")) {}
+  Param norm, head;  // head is the embedding if these are tied: EmbedBackward adds to the same gradient
 };
 struct HeadSaved {
   Tensor u, d_logits;  // [n, H] rows after the norm, [n, V] gradient of their logits; undefined: nothing is left to do

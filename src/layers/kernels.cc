@@ -29,18 +29,27 @@ bool Shaped(const Tensor& t, at::IntArrayRef sizes) { return t.defined() && t.si
 
 }  // namespace
 
-void RopeTable(int64_t seq, int64_t d, double theta, Tensor& cos, Tensor& sin) {
-  DM_CHECK(seq > 0 && d > 0 && d % 2 == 0, "rope table " + std::to_string(seq) + " x " + std::to_string(d));
-  cos = at::empty({seq, d / 2}, at::kFloat);
-  sin = at::empty({seq, d / 2}, at::kFloat);
+std::vector<double> RopeFrequencies(int64_t d, double theta) {
+  DM_CHECK(d > 0 && d % 2 == 0, "rotary embedding of width " + std::to_string(d));
+  std::vector<double> frequencies;
+  for (int64_t i = 0; i < d / 2; ++i) {
+    frequencies.push_back(std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(d)));
+  }
+  return frequencies;
+}
+
+void RopeTable(int64_t seq, const std::vector<double>& frequencies, double factor, Tensor& cos, Tensor& sin) {
+  const int64_t half = std::ssize(frequencies);
+  DM_CHECK(seq > 0 && half > 0, "rope table " + std::to_string(seq) + " x " + std::to_string(half));
+  cos = at::empty({seq, half}, at::kFloat);
+  sin = at::empty({seq, half}, at::kFloat);
   float* c = cos.mutable_data_ptr<float>();
   float* s = sin.mutable_data_ptr<float>();
-  for (int64_t i = 0; i < d / 2; ++i) {
-    const double frequency = std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(d));
+  for (int64_t i = 0; i < half; ++i) {
     for (int64_t p = 0; p < seq; ++p) {
-      const double angle = static_cast<double>(p) * frequency;
-      c[p * (d / 2) + i] = static_cast<float>(std::cos(angle));
-      s[p * (d / 2) + i] = static_cast<float>(std::sin(angle));
+      const double angle = static_cast<double>(p) * frequencies[i];
+      c[p * half + i] = static_cast<float>(factor * std::cos(angle));
+      s[p * half + i] = static_cast<float>(factor * std::sin(angle));
     }
   }
 }
@@ -69,8 +78,7 @@ void Rope(Tensor x, const Tensor& cos, const Tensor& sin, bool inverse) {
   if (x.numel() == 0) return;
   DM_CHECK(cos.size(0) > 0 && x.size(0) % cos.size(0) == 0,
            std::to_string(x.size(0)) + " rows, sequences of " + std::to_string(cos.size(0)));
-  const bool rows = x.stride(2) == 1 && (x.size(1) == 1 || x.stride(1) == x.size(2));
-  if (x.is_cpu() && Fusable(x.scalar_type()) && rows && Plain(at::kFloat, {&cos, &sin})) {
+  if (x.is_cpu() && Fusable(x.scalar_type()) && x.stride(2) == 1 && Plain(at::kFloat, {&cos, &sin})) {
     return cpu::Rope(x, cos, sin, inverse);
   }
   generic::Rope(x, cos, sin, inverse);

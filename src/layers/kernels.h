@@ -12,6 +12,8 @@
 // D expert hidden, V vocabulary.
 #pragma once
 
+#include <vector>
+
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -29,10 +31,13 @@ void RmsNorm(const Tensor& x, const Tensor& w, double eps, Tensor& y, Tensor& rs
 void RmsNormBackward(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& rstd, Tensor& dx, bool add_dx,
                      Tensor& dw);
 
-// Sets cos, sin to new fp32 CPU tensors [seq, d/2]: the angle of (position p, pair i) is p theta^(-2i/d), in fp64.
-void RopeTable(int64_t seq, int64_t d, double theta, Tensor& cos, Tensor& sin);
+// theta^(-2i/d) of each pair i.
+std::vector<double> RopeFrequencies(int64_t d, double theta);
+// Sets cos, sin to new fp32 CPU tensors [seq, d/2], times factor: the angle of (position p, pair i) is p frequencies[i],
+// in fp64.
+void RopeTable(int64_t seq, const std::vector<double>& frequencies, double factor, Tensor& cos, Tensor& sin);
 // Rotary embedding in place, rotate-half convention of Hugging Face: pairs (i, i + d/2).
-// x [T, n, d] may have a row stride larger than n d (a slice of the fused qkv rows [T, R]); cos, sin [s, d/2] fp32.
+// x [T, n, d] may have larger strides of rows and heads (a slice of the fused qkv rows [T, R]); cos, sin [s, d/2] fp32.
 // Positions restart at every sequence: T is a multiple of s and row t uses table row t mod s.
 // inverse: rotates back, which is the backward.
 void Rope(Tensor x, const Tensor& cos, const Tensor& sin, bool inverse);

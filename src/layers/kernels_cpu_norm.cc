@@ -106,7 +106,7 @@ void Rope(Tensor& x, const Tensor& cos, const Tensor& sin, bool inverse) {
   const int64_t heads = x.size(1);
   const int64_t d = x.size(2);
   const int64_t half = d / 2;
-  const int64_t stride = x.stride(0);
+  const int64_t stride = x.stride(0), head = x.stride(1);
   const int64_t seq = cos.size(0);
   const float* c = cos.const_data_ptr<float>();
   const float* s = sin.const_data_ptr<float>();
@@ -116,7 +116,7 @@ void Rope(Tensor& x, const Tensor& cos, const Tensor& sin, bool inverse) {
     at::parallel_for(0, x.size(0), Grain(heads * d), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         const int64_t at = t % seq * half;
-        for (int64_t n = 0; n < heads; ++n) RopeHead(p + t * stride + n * d, c + at, s + at, half, inverse ? -1.f : 1.f);
+        for (int64_t n = 0; n < heads; ++n) RopeHead(p + t * stride + n * head, c + at, s + at, half, inverse ? -1.f : 1.f);
       }
     });
   });

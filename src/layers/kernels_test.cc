@@ -92,7 +92,7 @@ TEST_F(KernelsTest, RmsNormGradientMatchesFiniteDifferences) {
 TEST_F(KernelsTest, RopeTableHoldsTheAngles) {
   Tensor cos;
   Tensor sin;
-  RopeTable(50, 4, 10000, cos, sin);
+  RopeTable(50, RopeFrequencies(4, 10000), 1, cos, sin);
   ASSERT_EQ(cos.sizes(), (at::IntArrayRef{50, 2}));
   // theta^(-2i/d) is 1 and 1/100: position 3 turns the pairs by 3 and by 0.03.
   EXPECT_FLOAT_EQ(cos[3][0].item<float>(), std::cos(3.0));
@@ -123,7 +123,7 @@ TEST_F(KernelsTest, RopeTurnsPairsOfASliceAndNothingElse) {
       const Tensor rows = at::randn({batch * seq, before + heads * d + 3}).to(type);
       Tensor cos;
       Tensor sin;
-      RopeTable(seq, d, 100, cos, sin);
+      RopeTable(seq, RopeFrequencies(d, 100), 1, cos, sin);
       for (const bool inverse : {false, true}) {
         Tensor work = rows.clone();
         const auto slice = [&](const Tensor& t) { return t.narrow(1, before, heads * d).view({-1, heads, d}); };
@@ -139,10 +139,24 @@ TEST_F(KernelsTest, RopeTurnsPairsOfASliceAndNothingElse) {
   }
 }
 
+// The last part of each head only, and of a table times 1.25.
+TEST_F(KernelsTest, RopeOfTheEndOfEachHead) {
+  for (const at::ScalarType type : Types()) {
+    const int64_t seq = 5, heads = 3, d = 20, whole = 28;
+    Tensor cos, sin;
+    RopeTable(seq, RopeFrequencies(d, 100), 1.25, cos, sin);
+    const Tensor rows = at::randn({2 * seq, heads, whole}).to(type), work = rows.clone();
+    Rope(work.narrow(2, whole - d, d), cos, sin, false);
+    const testing::Tolerance tolerance = type == at::kDouble ? testing::Tolerance{2e-7, 0} : testing::ToleranceOf(type);
+    EXPECT_TRUE(Close(work.narrow(2, whole - d, d), 1.25 * NaiveRope(rows.narrow(2, whole - d, d), seq, 100, false), tolerance));
+    EXPECT_TRUE(at::equal(work.narrow(2, 0, whole - d), rows.narrow(2, 0, whole - d)));
+  }
+}
+
 TEST_F(KernelsTest, RopeInverseIsItsBackward) {  // <Rope u, v> = <u, inverse v>
   Tensor cos;
   Tensor sin;
-  RopeTable(6, 10, 100, cos, sin);
+  RopeTable(6, RopeFrequencies(10, 100), 1, cos, sin);
   const Tensor u = at::randn({12, 2, 10});
   const Tensor v = at::randn({12, 2, 10});
   const Tensor turned = u.clone();
@@ -252,7 +266,7 @@ TEST_F(KernelsTest, ResultsDoNotDependOnThreads) {
     testing::ExpectSameOnTwoThreads([&] {
       Tensor cos;
       Tensor sin;
-      RopeTable(777, 50, 1e4, cos, sin);
+      RopeTable(777, RopeFrequencies(50, 1e4), 1, cos, sin);
       Tensor turned = x.clone();
       Rope(turned.view({777, 5, 50}), cos, sin, false);
       return std::vector<Tensor>{turned};
@@ -289,7 +303,7 @@ TEST_F(KernelsTest, WrongShapesAreRefused) {
   EXPECT_THROW(SwiGlu(x, {}, 0, act), InternalError);
   Tensor cos;
   Tensor sin;
-  RopeTable(3, 6, 1e4, cos, sin);
+  RopeTable(3, RopeFrequencies(6, 1e4), 1, cos, sin);
   EXPECT_THROW(Rope(x.view({4, 1, 6}), cos, sin, false), InternalError);  // 4 rows, sequences of 3
   Tensor d_scale = at::empty({4});
   Tensor small_act = at::empty({4, 3});

@@ -10,7 +10,7 @@
 #include <map>
 
 #include "base/rng.h"
-#include "layers/attention_core.h"
+#include "layers/rotary.h"
 
 namespace disagmoe {
 namespace {
@@ -21,13 +21,65 @@ Tensor Norm(const Tensor& x, const Tensor& w, double eps) {
   return x * (x.square().mean(-1, true) + eps).rsqrt() * w;
 }
 
-// x [B, s, n, d]: complex rotation of pairs (i, i + d/2) by position * theta^(-2i/d).
-Tensor Rotate(const Tensor& x, double theta) {
-  const int64_t s = x.size(1), d = x.size(3);
-  const Tensor inverse = at::pow(theta, at::arange(0, d, 2, at::kDouble) / -static_cast<double>(d));
-  const Tensor angle = at::outer(at::arange(s, at::kDouble), inverse).view({1, s, 1, d / 2});
-  const auto half = x.chunk(2, -1);
-  return at::cat({half[0] * angle.cos() - half[1] * angle.sin(), half[1] * angle.cos() + half[0] * angle.sin()}, -1);
+// x [B, s, n, d]: complex rotation of pairs (i, i + d/2) by position * frequency; rotary_test is about frequencies.
+Tensor Rotate(const ModelConfig& c, const Tensor& x) {
+  const int64_t s = x.size(1), half = x.size(3) / 2;
+  const Tensor angle = at::outer(at::arange(s, at::kDouble), at::tensor(RopeFrequencies(c), at::kDouble)).view({1, s, 1, half});
+  const Tensor cos = angle.cos() * c.rope_attention_factor, sin = angle.sin() * c.rope_attention_factor;
+  const auto part = x.chunk(2, -1);
+  return at::cat({part[0] * cos - part[1] * sin, part[1] * cos + part[0] * sin}, -1);
+}
+
+struct Heads {
+  Tensor q, k, v;  // [B, s, n, width]
+};
+
+Heads PlainHeads(const ModelConfig& c, Weights& w, const std::string& n, const Tensor& x, int64_t B, int64_t s) {
+  const int64_t nh = c.num_attention_heads, nkv = c.num_key_value_heads, d = c.head_dim;
+  Tensor qkv = at::matmul(x, w[n + "qkv"].t());
+  if (c.attention_bias) qkv = qkv + w[n + "qkv_bias"];
+  Tensor q = qkv.narrow(1, 0, nh * d), k = qkv.narrow(1, nh * d, nkv * d);
+  if (c.qk_norm_all_heads) {
+    q = Norm(q, w[n + "q_norm"], c.rms_norm_eps);
+    k = Norm(k, w[n + "k_norm"], c.rms_norm_eps);
+  }
+  q = q.reshape({B, s, nh, d});
+  k = k.reshape({B, s, nkv, d});
+  if (c.qk_norm && !c.qk_norm_all_heads) {
+    q = Norm(q, w[n + "q_norm"], c.rms_norm_eps);
+    k = Norm(k, w[n + "k_norm"], c.rms_norm_eps);
+  }
+  return {Rotate(c, q), Rotate(c, k), qkv.narrow(1, (nh + nkv) * d, nkv * d).reshape({B, s, nkv, d})};
+}
+
+Heads LatentHeads(const ModelConfig& c, Weights& w, const std::string& n, const Tensor& x, int64_t B, int64_t s) {
+  const int64_t nh = c.num_attention_heads, dn = c.qk_nope_head_dim, dr = c.qk_rope_head_dim, rk = c.kv_lora_rank;
+  const Tensor narrow_q = c.q_lora_rank == 0 ? x : Norm(at::matmul(x, w[n + "q_a"].t()), w[n + "q_a_norm"], 1e-6);
+  const Tensor q = at::matmul(narrow_q, w[n + (c.q_lora_rank == 0 ? "q" : "q_b")].t()).view({B, s, nh, dn + dr});
+  const Tensor kv_a = at::matmul(x, w[n + "kv_a"].t());
+  const Tensor latent = Norm(kv_a.narrow(1, 0, rk), w[n + "kv_a_norm"], 1e-6);
+  const Tensor kv = at::matmul(latent, w[n + "kv_b"].t()).view({B, s, nh, dn + c.v_head_dim});
+  const Tensor k_rope = Rotate(c, kv_a.narrow(1, rk, dr).reshape({B, s, 1, dr})).expand({B, s, nh, dr});
+  return {at::cat({q.narrow(3, 0, dn), Rotate(c, q.narrow(3, dn, dr))}, 3), at::cat({kv.narrow(3, 0, dn), k_rope}, 3),
+          kv.narrow(3, dn, c.v_head_dim)};
+}
+
+// Of x = norm1(rows) [B s, H], without the residual.
+Tensor NaiveAttention(const ModelConfig& c, Weights& w, int64_t layer, const Tensor& x, int64_t B, int64_t s) {
+  const std::string n = "layers." + std::to_string(layer) + ".";
+  const int64_t nh = c.num_attention_heads, group = nh / c.kv_heads();
+  const Heads heads = c.latent() ? LatentHeads(c, w, n, x, B, s) : PlainHeads(c, w, n, x, B, s);
+  const Tensor q = heads.q.transpose(1, 2), k = heads.k.repeat_interleave(group, 2).transpose(1, 2),
+               v = heads.v.repeat_interleave(group, 2).transpose(1, 2);
+  const Tensor distance = at::arange(s).view({s, 1}) - at::arange(s).view({1, s});
+  Tensor hidden = distance.lt(0);
+  if (c.window(layer) > 0) hidden = hidden.logical_or(distance.ge(c.window(layer)));
+  const double scale = c.attention_scale_factor / std::sqrt(static_cast<double>(c.qk_dim()));
+  Tensor scores = (at::matmul(q, k.transpose(2, 3)) * scale).masked_fill(hidden, -INFINITY);
+  if (c.attention_sinks) scores = at::cat({scores, w[n + "sinks"].view({1, nh, 1, 1}).expand({B, nh, s, 1})}, 3);
+  const Tensor o = at::matmul(scores.softmax(-1).narrow(3, 0, s), v).transpose(1, 2).reshape({B * s, nh * c.value_dim()});
+  const Tensor y = at::matmul(o, w[n + "out"].t());
+  return c.output_bias ? y + w[n + "out_bias"] : y;
 }
 
 Tensor Swiglu(const Tensor& x, const Tensor& gate_up, const Tensor& down) {
@@ -37,24 +89,11 @@ Tensor Swiglu(const Tensor& x, const Tensor& gate_up, const Tensor& down) {
 
 // Mean token loss plus the auxiliary loss, of tokens [B, s + 1].
 Tensor NaiveLoss(const ModelConfig& c, Weights& w, const Tensor& tokens) {
-  const int64_t B = tokens.size(0), s = tokens.size(1) - 1, nh = c.num_attention_heads, nkv = c.num_key_value_heads,
-                d = c.head_dim, E = c.num_experts, K = c.num_experts_per_tok;
+  const int64_t B = tokens.size(0), s = tokens.size(1) - 1, E = c.num_experts, K = c.num_experts_per_tok;
   Tensor x = w["embed"].index_select(0, tokens.narrow(1, 0, s).reshape({-1})), aux = at::zeros({}, at::kDouble);
-  const Tensor mask = at::ones({s, s}, at::kBool).triu(1);
   for (int64_t l = 0; l < c.num_hidden_layers; ++l) {
     const std::string n = "layers." + std::to_string(l) + ".";
-    const Tensor qkv = at::matmul(Norm(x, w[n + "norm1"], c.rms_norm_eps), w[n + "qkv"].t()).view({B, s, nh + 2 * nkv, d});
-    Tensor q = qkv.narrow(2, 0, nh), k = qkv.narrow(2, nh, nkv), v = qkv.narrow(2, nh + nkv, nkv);
-    if (c.qk_norm) {
-      q = Norm(q, w[n + "q_norm"], c.rms_norm_eps);
-      k = Norm(k, w[n + "k_norm"], c.rms_norm_eps);
-    }
-    q = Rotate(q, c.rope_theta).transpose(1, 2);
-    k = Rotate(k, c.rope_theta).repeat_interleave(nh / nkv, 2).transpose(1, 2);
-    v = v.repeat_interleave(nh / nkv, 2).transpose(1, 2);
-    const Tensor scores = (at::matmul(q, k.transpose(2, 3)) / std::sqrt(double(d))).masked_fill(mask, -INFINITY);
-    const Tensor o = at::matmul(scores.softmax(-1), v).transpose(1, 2).reshape({B * s, nh * d});
-    const Tensor h = x + at::matmul(o, w[n + "out"].t());
+    const Tensor h = x + NaiveAttention(c, w, l, Norm(x, w[n + "norm1"], c.rms_norm_eps), B, s);
     const Tensor u = Norm(h, w[n + "norm2"], c.rms_norm_eps);
     if (c.is_dense(l)) {
       x = h + Swiglu(u, w[n + "dense.gate_up"], w[n + "dense.down"]);
@@ -77,7 +116,7 @@ Tensor NaiveLoss(const ModelConfig& c, Weights& w, const Tensor& tokens) {
     const Tensor p = probs.view({groups, size, E}).mean(1);
     if (c.router_aux_loss != "none") aux = aux + c.router_aux_loss_coef * (f * p).sum(-1).mean();
   }
-  const Tensor logits = at::matmul(Norm(x, w["final_norm"], c.rms_norm_eps), w["head"].t());
+  const Tensor logits = at::matmul(Norm(x, w["final_norm"], c.rms_norm_eps), w[c.tie_word_embeddings ? "embed" : "head"].t());
   const Tensor picked = logits.log_softmax(-1).gather(1, tokens.narrow(1, 1, s).reshape({-1, 1}));
   return aux - picked.mean();
 }
@@ -115,6 +154,37 @@ struct Case {
   void (*change)(RunConfig&);
 };
 
+// Biases, sinks, alternating windows, YaRN.
+void GptOssAttention(RunConfig& c) {
+  ModelConfig& m = c.model;
+  m.attention_bias = m.output_bias = m.attention_sinks = true;
+  m.sliding_window = 5;
+  m.layer_types = {"sliding_attention", "full_attention", "sliding_attention"};
+  m.rope_type = "yarn";
+  m.rope_factor = 4;
+  m.rope_original_length = 64;
+  m.rope_truncate = false;
+  m.rope_attention_factor = 1.14;
+}
+
+void Latent(RunConfig& c) {
+  ModelConfig& m = c.model;
+  m.kv_lora_rank = 12;
+  m.qk_nope_head_dim = 10;
+  m.qk_rope_head_dim = 6;
+  m.v_head_dim = 8;
+  m.rope_type = "yarn";
+  m.rope_factor = 4;
+  m.rope_original_length = 64;
+  m.attention_scale_factor = 1.3;
+}
+
+void LatentNarrowQueries(RunConfig& c) {
+  Latent(c);
+  c.model.q_lora_rank = 14;
+  c.model.v_head_dim = 20;  // wider than queries
+}
+
 class AgainstNaive : public testing::TestWithParam<Case> {};
 
 TEST_P(AgainstNaive, LossAndGradients) {
@@ -122,9 +192,11 @@ TEST_P(AgainstNaive, LossAndGradients) {
   GetParam().change(config);
   Reference model(config, at::kCPU);
   model.store().Initialise(5);
-  // Norm weights away from one, so that they matter.
+  // Norm weights away from one and biases from zero, so that they matter.
   for (const auto& p : model.store().held()) {
-    if (p.spec.norm_weight) model.store().Get(p.spec.name).master.mul_(at::linspace(0.5, 1.5, p.spec.shape[0]));
+    const Tensor master = model.store().Get(p.spec.name).master;
+    if (p.spec.norm_weight) master.mul_(at::linspace(0.5, 1.5, p.spec.shape[0]));
+    if (!p.spec.norm_weight && p.spec.init_std == 0) master.copy_(at::linspace(-0.4, 0.5, master.numel()).view_as(master));
   }
   model.store().Refresh(0, model.store().numel());
   const Tensor tokens = RandomTokens(config, 7);
@@ -165,6 +237,29 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"all_experts", [](RunConfig& c) { c.model.num_experts_per_tok = 6; }},
                     Case{"top1", [](RunConfig& c) { c.model.num_experts_per_tok = 1; }},
                     Case{"mha", [](RunConfig& c) { c.model.num_key_value_heads = 4; }},
+                    Case{"norm_of_all_heads", [](RunConfig& c) { c.model.qk_norm = c.model.qk_norm_all_heads = true; }},
+                    Case{"tied", [](RunConfig& c) { c.model.tie_word_embeddings = true; }},
+                    Case{"gpt_oss_attention", GptOssAttention},
+                    Case{"window_everywhere", [](RunConfig& c) { c.model.sliding_window = 4; }},
+                    Case{"linear_rope",
+                         [](RunConfig& c) {
+                           c.model.rope_type = "linear";
+                           c.model.rope_factor = 3;
+                         }},
+                    Case{"latent", Latent},
+                    Case{"latent_narrow_queries", LatentNarrowQueries},
+                    Case{"latent_recompute",
+                         [](RunConfig& c) {
+                           LatentNarrowQueries(c);
+                           c.train.recompute = "layer";
+                         }},
+                    Case{"latent_bf16",
+                         [](RunConfig& c) {
+                           LatentNarrowQueries(c);
+                           c.train.dtype = "bf16";
+                           c.model.initializer_range = 0.1;
+                           c.model.num_experts_per_tok = 6;
+                         }},
                     Case{"recompute",
                          [](RunConfig& c) {
                            c.train.recompute = "layer";
@@ -237,21 +332,6 @@ TEST(Reference, FindsTheStageThatBroke) {
   model.store().Initialise(11);
   model.store().Get("head").master.fill_(INFINITY);
   EXPECT_EQ(model.Run(RandomTokens(config, 3), false).bad_stage, 1 + 6);
-}
-
-TEST(CausalAttention, GenericAgreesWithCpu) {
-  at::manual_seed(1);
-  const Tensor q = at::randn({2, 33, 6, 16}), k = at::randn({2, 33, 2, 16}), v = at::randn({2, 33, 2, 16}), go = at::randn({2, 33, 6, 16});
-  Tensor o = at::empty_like(q), o2 = at::empty_like(q);
-  const Tensor lse = CausalAttention(q, k, v, o);
-  generic::CausalAttention(q, k, v, o2);
-  EXPECT_TRUE(at::allclose(o, o2, 1e-5, 1e-5));
-  Tensor dq = at::empty_like(q), dk = at::empty_like(k), dv = at::empty_like(v), dq2 = dq.clone(), dk2 = dk.clone(), dv2 = dv.clone();
-  CausalAttentionBackward(go, q, k, v, o, lse, dq, dk, dv);
-  generic::CausalAttentionBackward(go, q, k, v, dq2, dk2, dv2);
-  EXPECT_TRUE(at::allclose(dq, dq2, 1e-4, 1e-5));
-  EXPECT_TRUE(at::allclose(dk, dk2, 1e-4, 1e-5));
-  EXPECT_TRUE(at::allclose(dv, dv2, 1e-4, 1e-5));
 }
 
 }  // namespace
