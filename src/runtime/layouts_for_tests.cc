@@ -47,8 +47,13 @@ class Collector {
       auto [it, fresh] = parts_[held.spec.name].emplace(held.first, grad);
       // Replicas hold the same sum, bit by bit.
       EXPECT_TRUE(fresh || at::equal(it->second, grad)) << held.spec.name;
+      if (!held.spec.counts_load) continue;
+      const at::Tensor value = store.Get(held.spec.name).master.clone();
+      EXPECT_TRUE(fresh || at::equal(corrections_.at(held.spec.name), value)) << held.spec.name;
+      corrections_[held.spec.name] = value;
     }
   }
+  const std::map<std::string, at::Tensor>& corrections() const { return corrections_; }
   std::map<std::string, at::Tensor> Whole() const {
     std::map<std::string, at::Tensor> out;
     for (const auto& [name, parts] : parts_) {
@@ -62,6 +67,7 @@ class Collector {
  private:
   std::mutex mutex_;
   std::map<std::string, std::map<int64_t, at::Tensor>> parts_;
+  std::map<std::string, at::Tensor> corrections_;
 };
 
 }  // namespace
@@ -106,6 +112,7 @@ TestRun TrainInproc(const RunConfig& config, const std::function<void(ParamStore
   TestRun run;
   run.result = RunThreads(config, base);
   run.gradients = collector.Whole();
+  run.corrections = collector.corrections();
   return run;
 }
 
@@ -122,6 +129,7 @@ TestRun TrainReferenceForTest(const RunConfig& config, const std::function<void(
   TestRun run;
   run.result = TrainReference(config, context);
   run.gradients = collector.Whole();
+  run.corrections = collector.corrections();
   return run;
 }
 

@@ -12,6 +12,7 @@ namespace disagmoe {
 struct TestRun {
   RunResult result;
   std::map<std::string, at::Tensor> gradients;  // of the last step, whole parameters
+  std::map<std::string, at::Tensor> corrections;  // of routers, as they were in the last step
 };
 
 RunConfig TinyRun();
