@@ -48,6 +48,14 @@ struct Variant {
   std::string name;
   void (*change)(RunConfig&);
 };
+void Latent(RunConfig& c) {
+  ModelConfig& m = c.model;
+  m.kv_lora_rank = 12;
+  m.qk_nope_head_dim = 10;
+  m.qk_rope_head_dim = 6;
+  m.v_head_dim = 8;
+}
+
 class Variants : public testing::TestWithParam<Variant> {};
 
 TEST_P(Variants, AgreeWithTheReference) {
@@ -82,6 +90,33 @@ INSTANTIATE_TEST_SUITE_P(
                               c.train.micro_batch_size = 1;
                               c.model.qk_norm = true;
                               c.model.router_aux_loss = "global";
+                            }},
+                    Variant{"gpt_oss_attention",
+                            [](RunConfig& c) {
+                              ModelConfig& m = c.model;
+                              m.attention_bias = m.output_bias = m.attention_sinks = true;
+                              m.sliding_window = 7;
+                              m.layer_types = {"sliding_attention", "full_attention", "sliding_attention", "full_attention"};
+                            }},
+                    Variant{"latent", Latent},
+                    Variant{"latent_narrow_queries_recompute",
+                            [](RunConfig& c) {
+                              Latent(c);
+                              c.model.q_lora_rank = 14;
+                              c.train.recompute = "layer";
+                            }},
+                    Variant{"tied", [](RunConfig& c) { c.model.tie_word_embeddings = true; }},
+                    Variant{"tied_sharded",
+                            [](RunConfig& c) {
+                              c.model.tie_word_embeddings = true;
+                              c.train.shard_optimizer = true;
+                              c.layout.head = "attention";
+                            }},
+                    Variant{"tied_on_one_worker",  // which adds both gradients itself
+                            [](RunConfig& c) {
+                              c.model.tie_word_embeddings = true;
+                              c.layout = {};
+                              c.layout.colocated = true;
                             }},
                     Variant{"all_dense", [](RunConfig& c) { c.model.first_k_dense_replace = 4; }},
                     Variant{"one_micro_batch", [](RunConfig& c) { c.train.micro_batches = 1; }},

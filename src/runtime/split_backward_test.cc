@@ -64,6 +64,16 @@ INSTANTIATE_TEST_SUITE_P(
                     Split{"megatron-overlap", 2, 1, 2, 1}, Split{"megatron-overlap", 3, 1, 1, 1},
                     Split{"megatron-overlap", 3, 1, 3, 1, "attention"}, Split{"dualpipe-v", 1, 1, 1, 1},
                     Split{"dualpipe-v", 1, 1, 2, 1}, Split{"dualpipe-v", 2, 1, 2, 1},
+                    Split{"af-pipe-zb", 2, 2, 1, 1, "ffn", "latent_tied",
+                          [](RunConfig& c) {
+                            ModelConfig& m = c.model;
+                            m.kv_lora_rank = 12;
+                            m.q_lora_rank = 14;
+                            m.qk_nope_head_dim = 10;
+                            m.qk_rope_head_dim = 6;
+                            m.v_head_dim = 8;
+                            m.tie_word_embeddings = true;
+                          }},
                     Split{"dualpipe-v", 2, 1, 1, 1, "ffn", "uneven",
                           [](RunConfig& c) {
                             c.model.num_hidden_layers = 5;
