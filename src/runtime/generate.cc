@@ -10,7 +10,7 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "io/dataset.h"
+#include "io/tokenizer.h"
 #include "runtime/state_io.h"
 
 namespace disagmoe {

@@ -7,7 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "io/dataset.h"
+#include "io/batches.h"
 #include "spec/config.h"
 
 namespace disagmoe {
@@ -25,7 +25,7 @@ struct Resume {
   std::string folder;  // "": a new run
 };
 // What train.resume names. Throws Error if it is of another run (see ResumeKey).
-Resume FindCheckpoint(const RunConfig& config, const IndexedDataset& data);
+Resume FindCheckpoint(const RunConfig& config, const Corpus& data);
 
 inline bool EvaluateAfter(const TrainConfig& t, int64_t step) {
   if (t.eval_micro_batches == 0) return false;

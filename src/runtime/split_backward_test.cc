@@ -145,8 +145,8 @@ TEST(SplitBackward, SameSeedSameLayoutSameBits) {
 // One worker holds everything and runs `schedule` once: the gradients.
 at::Tensor RunAlone(const RunConfig& config, const Schedule& schedule) {
   c10::NoGradGuard no_grad;
-  const IndexedDataset data(config.data.path);
-  const Batches batches(data, config.data.split, config.train.seq_length, config.train.seed);
+  const Corpus data(config.data.path, config.data.blend);
+  const Batches batches = BatchesOf(config, data);
   const Topology topology(config, schedule);
   ParamStore store(topology.held(0).params, at::kFloat, at::kCPU);
   store.Initialise(7);
