@@ -90,9 +90,6 @@ void RequireData(const RunConfig& config, const std::string& path) {
     throw Error({"no training data", path + ", data.path", "\"\"", "the prefix of a .bin/.idx pair",
                  "disagmoe data --out build/data/text FILE, then data.path=build/data/text"});
   }
-  if (config.data.documents == "apart") {
-    throw Error({"not trained yet", path + ", data.documents", "\"apart\"", "\"join\"", {}});
-  }
   const Corpus data = OpenData(config.data);
   BatchesOf(config, data);
   for (size_t i = 0; i < data.size(); ++i) {

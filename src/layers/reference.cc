@@ -50,6 +50,7 @@ Reference::Losses Reference::Run(const Batch& batch, bool backward) {
   Tensor x = rows();
   EmbedForward(embed, ids, x);
   for (int64_t l = 0; l < L; ++l) {
+    attention[l].documents = batch.documents;
     const AttentionOutput a = AttentionForward(model_, attention_[l], x, attention[l]);
     check(attention[l].rstd1, 2 * l - 1);
     x = rows();

@@ -41,6 +41,7 @@ std::vector<int64_t> Executor::Documents(int mb, int64_t first_token, int64_t to
       if (begin < s) rows.push_back(t - first_token + begin);
     }
   }
+  if (static_cast<int64_t>(rows.size()) * s == tokens) rows.clear();  // one a sequence needs no mask
   return rows;
 }
 
@@ -89,6 +90,7 @@ void Executor::ForwardAttention(int layer, int mb) {
     state->in = TakeCombine(stage - 1, mb, first, T);
     x = std::move(state->in.x);
   }
+  state->saved.documents = Documents(mb, first, T);
   const AttentionOutput a = AttentionForward(model_, *attention_params_[layer], x, state->saved);
   SeeRstd(state->saved.rstd1, stage - 1, mb);
   state->routes = MakeRoutes(topology_, layer, a.ids, a.gates, T, first);

@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "runtime/layouts_for_tests.h"
 
 namespace disagmoe {
@@ -43,6 +45,32 @@ INSTANTIATE_TEST_SUITE_P(
                     Layout{2, 2, 2, 2, false, "attention"}, Layout{3, 2, 2, 1, false, "attention"}, Layout{1, 1, 1, 1, true},
                     Layout{1, 1, 3, 1, true}, Layout{2, 1, 2, 1, true}, Layout{3, 1, 3, 1, true}, Layout{3, 3, 4, 4}),
     [](const auto& info) { return info.param.name(); });
+
+// Documents apart, from a blend: the step's loss is divided by the same number of labels in every layout.
+class PackedLayouts : public testing::TestWithParam<Layout> {};
+
+TEST_P(PackedLayouts, AgreeWithTheReference) {
+  const RunConfig config = With(TinyPackedRun(), GetParam());
+  const TestRun want = TrainReferenceForTest(config);
+  ExpectSameTraining(TrainInproc(config), want);
+  RunConfig joined = config;
+  joined.data.documents = "join";
+  EXPECT_GT(std::abs(TrainReferenceForTest(joined).result.steps[0].loss / want.result.steps[0].loss - 1), 1e-4);
+}
+
+// The head's shares cut sequences; attention's do not.
+INSTANTIATE_TEST_SUITE_P(Matrix, PackedLayouts,
+                         testing::Values(Layout{1, 1, 1, 1}, Layout{1, 1, 2, 5}, Layout{2, 2, 2, 3}, Layout{3, 2, 1, 2, false, "attention"},
+                                         Layout{2, 1, 2, 1, true}),
+                         [](const auto& info) { return info.param.name(); });
+
+TEST(PackedRuns, ReplicasRecomputationAndSplitBackwardsAgreeWithTheReference) {
+  RunConfig config = With(TinyPackedRun(), {2, 2, 1, 2});
+  config.layout.replicas = 2;
+  config.train.recompute = "layer";
+  config.schedule.name = "af-pipe-zb";
+  ExpectSameTraining(TrainInproc(config), TrainReferenceForTest(config));
+}
 
 struct Variant {
   std::string name;
