@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <set>
 
@@ -33,8 +34,19 @@ bool PlainName(const std::string& name) {
   return !name.empty() && name[0] != '.' && name.find('/') == std::string::npos && name.find('\0') == std::string::npos;
 }
 
+// The step of a published checkpoint's folder name, or -1.
+int64_t StepOf(const std::string& name) {
+  int64_t step = -1;
+  const char* end = name.data() + name.size();
+  if (!name.starts_with("step-") || std::from_chars(name.data() + 5, end, step).ptr != end || step < 0) return -1;
+  return StepName(step) == name ? step : -1;
+}
+
 // An older checkpoint of the same step, while the new one takes its name.
 std::string OldFolder(const std::string& folder) { return ParentFolder(folder) + "/." + BaseName(folder) + ".old"; }
+
+// One that is being removed.
+std::string PrunedFolder(const std::string& root, const std::string& name) { return root + "/." + name + ".pruned"; }
 
 void CreateFolder(const std::string& folder) {
   std::error_code error;
@@ -97,6 +109,13 @@ void CheckFiles(const std::string& folder, const std::vector<CheckpointFile>& fi
   }
 }
 
+std::string Sha256Text(const std::string& text) {
+  Sha256 sha;
+  sha.Update(text.data(), text.size());
+  return sha.Hex();
+}
+
+// Ends with its own hash: of the text without that entry.
 std::string ManifestText(const CheckpointManifest& manifest) {
   nlohmann::ordered_json json;
   json["format"] = kFormat;
@@ -109,6 +128,7 @@ std::string ManifestText(const CheckpointManifest& manifest) {
     json["files"].push_back({{"name", file.name}, {"bytes", file.bytes}, {"sha256", file.sha256}});
   }
   try {
+    json["sha256"] = Sha256Text(json.dump(2));
     return json.dump(2) + "\n";
   } catch (const nlohmann::json::exception& e) {
     throw Error({"the checkpoint's layout or configuration is not UTF-8", StepName(manifest.step), e.what(), {}, {}});
@@ -170,13 +190,33 @@ void RemoveLeftovers(const std::string& root) {
   std::error_code error;
   for (const std::string& name : Names(root)) {
     const std::string path = root + "/" + name;
-    if (name.starts_with(".step-") && name.ends_with(".partial")) RemoveAll(path);
+    if (name.starts_with(".step-") && (name.ends_with(".partial") || name.ends_with(".pruned"))) RemoveAll(path);
     // Not while it stands in for the folder that it was.
     if (name.starts_with(".step-") && name.ends_with(".old") &&
         fs::exists(root + "/" + name.substr(1, name.size() - 5), error)) {
       RemoveAll(path);
     }
   }
+}
+
+std::vector<std::string> PruneCheckpoints(const std::string& root, int64_t keep) {
+  DM_CHECK(keep >= 1, "keep " + std::to_string(keep));
+  const int64_t latest = StepOf(ReadLatest(root));
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const std::string& name : Names(root)) {
+    const int64_t step = StepOf(name);
+    if (step >= 0 && step < latest && fs::exists(root + "/" + name + "/manifest.json", error)) names.push_back(name);
+  }
+  std::sort(names.begin(), names.end(), [](const auto& a, const auto& b) { return StepOf(a) < StepOf(b); });
+  names.resize(std::max<int64_t>(std::ssize(names) - (keep - 1), 0));
+  for (const std::string& name : names) {
+    RemoveAll(PrunedFolder(root, name));
+    Rename(root + "/" + name, PrunedFolder(root, name));
+  }
+  if (!names.empty()) SyncFolder(root);  // no power failure may undo a rename and keep the removals
+  for (const std::string& name : names) RemoveAll(PrunedFolder(root, name));
+  return names;
 }
 
 std::string RankFileName(int rank) {
@@ -236,15 +276,21 @@ CheckpointManifest ReadManifest(const std::string& folder) {
   const std::string text = ReadTextFile(path, kMaxManifest);
   CheckpointManifest manifest;
   try {
-    const nlohmann::json json = nlohmann::json::parse(text);
+    nlohmann::ordered_json json = nlohmann::ordered_json::parse(text);
     if (json.at("format") != kFormat || json.at("version") != kVersion) {
       throw Error({"not a checkpoint of this version", path, "another format or version",
                    std::string(kFormat) + " " + std::to_string(kVersion), {}});
     }
+    if (json.contains("sha256")) {  // older ones have none
+      const std::string expected = json["sha256"].get<std::string>();
+      json.erase("sha256");
+      const std::string got = Sha256Text(json.dump(2));
+      if (got != expected) throw Error({"damaged manifest", path, "SHA-256 " + got, expected, {}});
+    }
     manifest.step = json.at("step").get<int64_t>();
     manifest.layout = json.at("layout").get<std::string>();
     manifest.config = json.at("config").get<std::string>();
-    for (const nlohmann::json& file : json.at("files")) {
+    for (const auto& file : json.at("files")) {
       manifest.files.push_back({file.at("name").get<std::string>(), file.at("bytes").get<uint64_t>(),
                                 file.at("sha256").get<std::string>()});
       if (!PlainName(manifest.files.back().name)) {

@@ -4,6 +4,7 @@
 //   checkpoints/latest                       text file: "step-00000020"
 // A rank writes its file under a temporary name, syncs and renames it. When all ranks have written, one of them
 // writes the manifest (layout, step, size and SHA-256 of each file), renames the folder from its temporary name, then moves `latest`.
+// Old ones are removed under a hidden name. What has a name without a dot is whole at every moment.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +32,9 @@ struct CheckpointManifest {
 std::string PartialFolder(const std::string& root, int64_t step);
 // Removes what killed runs left in root. Optional, for rank 0 before any rank writes; no checkpoint may be in progress.
 void RemoveLeftovers(const std::string& root);
+// Removes all but the newest `keep` (at least 1) of those up to the one that `latest` names; that one stays, and so do
+// later ones, which a run that went back has left, and folders with other names. Returns the names removed.
+std::vector<std::string> PruneCheckpoints(const std::string& root, int64_t keep);
 std::string RankFileName(int rank);
 // Checks that the files of the manifest are there, removes all others, then manifest, folder rename, `latest`. An older
 // checkpoint of the same step is replaced. Returns the folder's final path.

@@ -130,6 +130,75 @@ TEST(Checkpoint, InterruptedReplacementLoads) {
   EXPECT_EQ(ReadManifest(ResolveCheckpoint(root, "latest")).files.size(), 1u);
 }
 
+TEST(Checkpoint, PruningKeepsTheNewest) {
+  TemporaryFolder folder;
+  const std::string& root = folder.path();
+  EXPECT_THROW(PruneCheckpoints(root, 1), Error);  // nothing was published
+  for (int64_t step : {5, 20, 100, 123456789, 10}) Publish(root, step, 1);
+  fs::copy(root + "/step-00000005", root + "/kept", fs::copy_options::recursive);
+  fs::create_directory(root + "/step-00000001");  // not ours: no manifest
+  fs::create_directory(root + "/step-7");
+  // The run went back to step 10: what it left beyond stays.
+  EXPECT_EQ(PruneCheckpoints(root, 2), std::vector<std::string>{});
+  EXPECT_EQ(PruneCheckpoints(root, 1), std::vector<std::string>{"step-00000005"});
+  Publish(root, 30, 2);
+  EXPECT_EQ(PruneCheckpoints(root, 3), std::vector<std::string>{});
+  EXPECT_EQ(PruneCheckpoints(root, 2), std::vector<std::string>{"step-00000010"});
+  EXPECT_EQ(ListFolder(root), (std::vector<std::string>{"kept", "latest", "step-00000001", "step-00000020",
+                                                        "step-00000030", "step-00000100", "step-123456789", "step-7"}));
+  // By number, not by name; `latest` itself is never removed, however old.
+  Publish(root, 123456790, 1);
+  EXPECT_EQ(PruneCheckpoints(root, 1),
+            (std::vector<std::string>{"step-00000020", "step-00000030", "step-00000100", "step-123456789"}));
+  WriteAll(root + "/latest", "step-00000003\n");
+  EXPECT_EQ(PruneCheckpoints(root, 1), std::vector<std::string>{});
+  EXPECT_EQ(LoadedStep(root, "step-123456790"), 123456790);
+  EXPECT_THROW(PruneCheckpoints(root, 0), InternalError);
+
+  fs::create_directory(root + "/.step-00000009.pruned");  // of a run that was killed
+  RemoveLeftovers(root);
+  EXPECT_FALSE(fs::exists(root + "/.step-00000009.pruned"));
+}
+
+// Every byte of every file: the manifest has a hash of its own.
+TEST(Checkpoint, CorruptBytesAreFound) {
+  TemporaryFolder folder(FastFolder());
+  const std::string& root = folder.path();
+  Publish(root, 1, 2);
+  for (const std::string name : {"manifest.json", "rank-00000.safetensors", "rank-00001.safetensors"}) {
+    const std::string path = root + "/step-00000001/" + name, good = ReadAll(path);
+    for (size_t i = 0; i < good.size(); ++i) {
+      std::string bad = good;
+      bad[i] ^= 1 << i % 8;
+      WriteAll(path, bad);
+      try {
+        const CheckpointManifest manifest = ReadManifest(ResolveCheckpoint(root, "latest"));
+        bool found = false;
+        for (const CheckpointFile& file : manifest.files) {
+          found |= Sha256File(root + "/step-00000001/" + file.name) != file.sha256;
+        }
+        // Of the manifest: a blank between two entries, or the key of the hash, says nothing.
+        const bool harmless = name[0] == 'm' && manifest.step == 1 && manifest.layout == "layout \"L\"" &&
+                              manifest.config == "[train]\nsteps = 1\n" && manifest.files.size() == 2;
+        EXPECT_TRUE(found || harmless) << name << " byte " << i;
+      } catch (const Error&) {
+      }
+    }
+    WriteAll(path, good);
+  }
+  EXPECT_EQ(LoadedStep(root, "latest"), 1);
+}
+
+TEST(Checkpoint, ManifestsWithoutAHashLoad) {
+  TemporaryFolder folder;
+  Publish(folder.path(), 1, 1);
+  const std::string path = folder / "step-00000001/manifest.json", good = ReadAll(path);
+  const size_t at = good.rfind(",\n  \"sha256\"");
+  ASSERT_NE(at, std::string::npos);
+  WriteAll(path, good.substr(0, at) + "}");
+  EXPECT_EQ(LoadedStep(folder.path(), "latest"), 1);
+}
+
 TEST(Checkpoint, SaysWhatIsWrong) {
   TemporaryFolder folder;
   const std::string& root = folder.path();
@@ -251,6 +320,32 @@ TEST(Checkpoint, KillAtEverySystemCallLeavesLatestUsable) {
   EXPECT_EQ(next, (std::set<int64_t>{7, 8}));
   EXPECT_EQ(KillEverywhere(7, &ended), std::set<int64_t>{7});  // replaces the folder that latest names
   EXPECT_EQ(ended, Ended::kByItself);
+}
+
+// What has a name without a dot is whole at every moment.
+TEST(Checkpoint, KillAtEverySystemCallOfPruning) {
+  Ended ended = Ended::kKilled;
+  std::set<size_t> left;
+  for (int n = 0; ended == Ended::kKilled && n < 2000; n += kStride) {
+    TemporaryFolder folder(FastFolder());
+    const std::string& root = folder.path();
+    for (int64_t step : {4, 5, 6, 7}) Publish(root, step, 2);
+    ended = KillAtSystemCall([&] { PruneCheckpoints(root, 2); }, n);
+    if (ended == Ended::kNotPermitted) GTEST_SKIP() << "ptrace is not permitted";
+    for (int again = 0; again < 2; ++again) {
+      const std::vector<std::string> names = ListFolder(root);
+      for (const std::string& name : names) {
+        if (!name.starts_with("step-")) continue;
+        EXPECT_EQ(LoadedStep(root, name), std::stoll(name.substr(5)));
+      }
+      EXPECT_EQ(LoadedStep(root, "latest"), 7);
+      EXPECT_EQ(LoadedStep(root, "step-00000006"), 6);
+      if (again == 0) RemoveLeftovers(root);
+      if (again == 1) left.insert(names.size());
+    }
+  }
+  EXPECT_EQ(ended, Ended::kByItself);
+  EXPECT_EQ(left, (std::set<size_t>{3, 4, 5}));  // `latest` and two to four checkpoints
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ struct SampleOptions {
   std::string from;  // folder of a run (its latest checkpoint), or of a checkpoint
   std::string prompt = "The ";
   int64_t bytes = 300;
-  Sampling sampling;
+  Sampling sampling = {};
 };
 // The prompt and what follows.
 std::string GenerateText(const SampleOptions& options);

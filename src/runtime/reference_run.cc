@@ -7,6 +7,7 @@
 #include "base/time.h"
 #include "layers/optimizer.h"
 #include "layers/reference.h"
+#include "runtime/checkpoint_saver.h"
 #include "runtime/run_rules.h"
 #include "runtime/state_io.h"
 #include "runtime/trainer.h"
@@ -35,6 +36,7 @@ RunResult TrainReference(const RunConfig& config, const RankContext& context) {
   if (context.write_files) {
     log = std::make_unique<RunLog>(config, resume.step + 1, context.json);
     WriteText(config.out + "/config.toml", PrintConfig(config));
+    RemoveLeftovers(config.out + "/checkpoints");
     log->Note("reference: one process, no disaggregation, on " + Describe(device, config.device.threads));
   }
   auto micro_batch = [&](bool held_out, int64_t first, int64_t step_labels) {
@@ -57,6 +59,10 @@ RunResult TrainReference(const RunConfig& config, const RankContext& context) {
     return batch;
   };
   RunResult result;
+  CheckpointSaver saver(config, 0, 1, ResumeKey(config, data.Fingerprint()), *context.status, {}, [&](const CheckpointRecord& record) {
+    if (log) log->Checkpoint(record);
+    result.checkpoint = record.folder;
+  });
   auto evaluate = [&](int64_t step) {
     double loss = 0;
     const int64_t labels = std::max<int64_t>(1, batches.CountedLabels(true, 0, t.eval_micro_batches * t.micro_batch_size));
@@ -68,9 +74,16 @@ RunResult TrainReference(const RunConfig& config, const RankContext& context) {
     result.held_out.push_back({step, loss / static_cast<double>(labels)});
     if (log) log->HeldOut(result.held_out.back());
   };
-  if (EvaluateAfter(t, resume.step)) evaluate(resume.step);
+  const int64_t last = LastStep(t, resume);
+  auto save = [&](int64_t step) {
+    if (!context.write_files || !t.save) return;
+    saver.Begin(step, t.async_save && step < last, store, optimizer, {{0, store.numel()}});
+    if (!t.async_save) saver.Finish();
+  };
+  if (EvaluateAfter(t, resume.step, last)) evaluate(resume.step);
+  if (t.steps == 0) save(last);
   const int64_t sequences = t.micro_batches * t.micro_batch_size, L = config.model.num_hidden_layers;
-  for (int64_t step = resume.step + 1; step <= t.steps; ++step) {
+  for (int64_t step = resume.step + 1; step <= last; ++step) {
     const int64_t begin = NowNs();
     StepRecord r;
     r.step = step;
@@ -97,8 +110,11 @@ RunResult TrainReference(const RunConfig& config, const RankContext& context) {
     r.workers.push_back(w);
     if (log) log->Step(r);
     result.steps.push_back(std::move(r));
-    if (EvaluateAfter(t, step)) evaluate(step);
+    saver.Poll();
+    if (EvaluateAfter(t, step, last)) evaluate(step);
+    if (SaveAfter(t, step, last)) save(step);
   }
+  saver.Finish();
   return result;
 }
 

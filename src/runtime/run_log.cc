@@ -61,6 +61,14 @@ RunLog::~RunLog() {
   if (file_ != nullptr) std::fclose(file_);
 }
 
+void RunLog::Write(const std::string& line) {
+  std::fprintf(file_, "%s\n", line.c_str());
+  std::fflush(file_);
+  if (!json_) return;
+  std::printf("%s\n", line.c_str());
+  std::fflush(stdout);
+}
+
 void RunLog::Step(const StepRecord& r) {
   steps_.push_back(r);
   json workers = json::array();
@@ -72,30 +80,26 @@ void RunLog::Step(const StepRecord& r) {
   }
   const json line = {{"step", r.step}, {"loss", r.loss}, {"lr", r.lr}, {"grad_norm", r.grad_norm}, {"aux_loss", r.aux_loss},
                      {"tokens_per_second", r.tokens_per_second}, {"step_seconds", r.step_seconds}, {"workers", workers}};
-  const std::string text = line.dump();
-  std::fprintf(file_, "%s\n", text.c_str());
-  std::fflush(file_);
-  if (json_) {
-    std::printf("%s\n", text.c_str());
-    std::fflush(stdout);
-  } else {
-    Print(r);
-  }
+  Write(line.dump());
+  if (!json_) Print(r);
 }
 
 void RunLog::HeldOut(const HeldOutRecord& r) {
   held_out_.push_back(r);
-  const std::string text = json{{"step", r.step}, {"held_out_loss", r.loss}}.dump();
-  std::fprintf(file_, "%s\n", text.c_str());
-  std::fflush(file_);
-  if (json_) {
-    std::printf("%s\n", text.c_str());
-    std::fflush(stdout);
-  } else {
-    char line[96];
-    std::snprintf(line, sizeof line, "step %5ld/%ld | held-out loss %.4f", r.step, config_.train.steps, r.loss);
-    Note(line);
-  }
+  Write(json{{"step", r.step}, {"held_out_loss", r.loss}}.dump());
+  char line[96];
+  std::snprintf(line, sizeof line, "step %5ld/%ld | held-out loss %.4f", r.step, std::max(config_.train.steps, r.step), r.loss);
+  Note(line);
+}
+
+void RunLog::Checkpoint(const CheckpointRecord& r) {
+  Write(json{{"step", r.step}, {"checkpoint", r.folder}, {"bytes", r.bytes}, {"seconds", r.seconds}, {"held_up_seconds", r.held_up_s},
+             {"async", r.async}}.dump());
+  const double rate = static_cast<double>(r.bytes) * 1e-6 / std::max(r.seconds, 1e-9);
+  char figures[96];
+  std::snprintf(figures, sizeof figures, r.async ? " (%.2f s, %.0f MB/s; training waited %.3f s)" : " (%.2f s, %.0f MB/s)", r.seconds, rate, r.held_up_s);
+  Note("checkpoint  " + r.folder + figures);
+  if (!r.warning.empty()) Note("older checkpoints were not removed: " + r.warning);
 }
 
 void RunLog::Note(const std::string& line) {

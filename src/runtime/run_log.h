@@ -35,6 +35,16 @@ struct HeldOutRecord {
   double loss = 0;
 };
 
+struct CheckpointRecord {
+  int64_t step = 0;
+  std::string folder;
+  uint64_t bytes = 0;
+  double seconds = 0;    // from the end of the step until `latest` names it
+  double held_up_s = 0;  // of these, training waited, at the rank that waited longest
+  bool async = false;
+  std::string warning;   // of the removal of older ones
+};
+
 // Used by one rank (0). Appends when a run is resumed; drops lines of later steps then.
 class RunLog {
  public:
@@ -42,11 +52,13 @@ class RunLog {
   ~RunLog();
   void Step(const StepRecord& record);
   void HeldOut(const HeldOutRecord& record);
+  void Checkpoint(const CheckpointRecord& record);
   void Note(const std::string& line);  // on the terminal
   const std::vector<StepRecord>& steps() const { return steps_; }
   const std::vector<HeldOutRecord>& held_out() const { return held_out_; }
 
  private:
+  void Write(const std::string& line);  // of metrics.jsonl
   void Print(const StepRecord& record);
   const RunConfig& config_;
   const bool json_;

@@ -106,9 +106,9 @@ Resume FindCheckpoint(const RunConfig& config, const Corpus& data) {
   const CheckpointManifest manifest = ReadManifest(r.folder);
   r.step = manifest.step;
   RequireSameRun(manifest.layout, ResumeKey(config, data.Fingerprint()), r.folder);
-  if (r.step > config.train.steps) {
+  if (r.step > LastStep(config.train, r)) {
     throw Error({"the checkpoint is beyond the last step", r.folder, "step " + std::to_string(r.step),
-                 "at most " + std::to_string(config.train.steps), "raise train.steps"});
+                 "at most " + std::to_string(config.train.steps), "raise train.steps; 0 only loads, evaluates and saves"});
   }
   return r;
 }

@@ -27,12 +27,14 @@ struct Resume {
 // What train.resume names. Throws Error if it is of another run (see ResumeKey).
 Resume FindCheckpoint(const RunConfig& config, const Corpus& data);
 
-inline bool EvaluateAfter(const TrainConfig& t, int64_t step) {
+// Where the run ends. Without steps of its own (train.steps = 0) where it begins: it loads, evaluates and saves.
+inline int64_t LastStep(const TrainConfig& t, const Resume& resume) { return t.steps == 0 ? resume.step : t.steps; }
+inline bool EvaluateAfter(const TrainConfig& t, int64_t step, int64_t last) {
   if (t.eval_micro_batches == 0) return false;
-  return step == 0 || step == t.steps || (t.eval_interval > 0 && step % t.eval_interval == 0);
+  return step == 0 || step == last || (t.eval_interval > 0 && step % t.eval_interval == 0);
 }
-inline bool SaveAfter(const TrainConfig& t, int64_t step) {
-  return t.save && (step == t.steps || (t.save_interval > 0 && step % t.save_interval == 0));
+inline bool SaveAfter(const TrainConfig& t, int64_t step, int64_t last) {
+  return t.save && (step == last || (t.save_interval > 0 && step % t.save_interval == 0));
 }
 
 // The folder of a run, taken by rank 0 before anything is written: no other run may use it meanwhile (a lock file),

@@ -55,32 +55,59 @@ std::string ResumeKey(const RunConfig& config, const std::string& data) {
   return PrintConfig(c) + "data tokens = " + data + "\n";
 }
 
-CheckpointFile SaveState(const std::string& path, const ParamStore& store, const AdamW& optimizer,
-                         const std::vector<Range>& weights, const std::vector<Range>& moments) {
-  std::vector<NamedArray> arrays;
-  auto add = [&](const std::string& kind, const at::Tensor& flat, const Range& of_flat, const Range& wanted) {
-    for (const Unit& unit : Units(store)) {
-      const Range r = Intersect(unit.flat, wanted);
-      if (r.begin >= r.end) continue;
-      const bool whole = r.size() == unit.flat.size();
-      const std::string part = "@" + std::to_string(r.begin - unit.flat.begin) + ":" + std::to_string(r.end - unit.flat.begin);
-      arrays.push_back({kind + "/" + unit.name + (whole ? "" : part), "F32", whole ? unit.shape : std::vector<int64_t>{r.size()},
-                        flat.const_data_ptr<float>() + (r.begin - of_flat.begin), static_cast<size_t>(r.size()) * sizeof(float)});
-    }
-  };
-  const at::Tensor master = store.flat_master().cpu();
-  for (const Range& r : weights) add("weight", master, {0, store.numel()}, r);
-  std::vector<at::Tensor> keep;  // host copies, if any, live until the file is written
+void StateParts::Take(const ParamStore& store, const AdamW& optimizer, const std::vector<Range>& weights,
+                      const std::vector<Range>& moments, bool copy) {
+  copy_ = copy;
+  used_ = 0;
+  keep_.clear();
+  arrays_.clear();
+  int64_t numbers = 0;
+  for (const Range& r : weights) numbers += r.size();
+  for (const Range& r : moments) numbers += 2 * r.size();
+  if (!copy) {
+    memory_.reset();
+  } else if (!memory_.defined() || memory_.numel() != numbers) {
+    memory_ = at::empty({numbers}, at::kFloat);
+  }
+  for (const Range& r : weights) Add("weight", store, store.flat_master(), 0, r);
   for (size_t i = 0; i < optimizer.owned().size(); ++i) {
-    keep.push_back(optimizer.exp_avg(i).cpu());
-    keep.push_back(optimizer.exp_avg_sq(i).cpu());
-    for (const Range& r : moments) {
-      add("exp_avg", keep[keep.size() - 2], optimizer.owned()[i], Intersect(optimizer.owned()[i], r));
-      add("exp_avg_sq", keep.back(), optimizer.owned()[i], Intersect(optimizer.owned()[i], r));
+    for (const Range& wanted : moments) {
+      const Range r = Intersect(optimizer.owned()[i], wanted);
+      Add("exp_avg", store, optimizer.exp_avg(i), optimizer.owned()[i].begin, r);
+      Add("exp_avg_sq", store, optimizer.exp_avg_sq(i), optimizer.owned()[i].begin, r);
     }
   }
+}
+
+// flat: of the store's flat arrays, what begins at flat_begin.
+void StateParts::Add(const std::string& kind, const ParamStore& store, const at::Tensor& flat, int64_t flat_begin, const Range& wanted) {
+  if (wanted.begin >= wanted.end) return;
+  at::Tensor part = flat.narrow(0, wanted.begin - flat_begin, wanted.size());
+  if (copy_) {
+    part = memory_.narrow(0, used_, wanted.size()).copy_(part);
+    used_ += wanted.size();
+  }
+  part = part.cpu();
+  keep_.push_back(part);
+  for (const Unit& unit : Units(store)) {
+    const Range r = Intersect(unit.flat, wanted);
+    if (r.begin >= r.end) continue;
+    const bool whole = r.size() == unit.flat.size();
+    const std::string range = "@" + std::to_string(r.begin - unit.flat.begin) + ":" + std::to_string(r.end - unit.flat.begin);
+    arrays_.push_back({kind + "/" + unit.name + (whole ? "" : range), "F32", whole ? unit.shape : std::vector<int64_t>{r.size()},
+                       part.const_data_ptr<float>() + (r.begin - wanted.begin), static_cast<size_t>(r.size()) * sizeof(float)});
+  }
+}
+
+uint64_t StateParts::bytes() const {
+  uint64_t bytes = 0;
+  for (const NamedArray& array : arrays_) bytes += array.bytes;
+  return bytes;
+}
+
+CheckpointFile WriteParts(const std::string& path, const StateParts& parts) {
   CheckpointFile file;
-  file.sha256 = WriteSafetensors(path, arrays, {{"format", "disagmoe"}});
+  file.sha256 = WriteSafetensors(path, parts.arrays(), {{"format", "disagmoe"}});
   file.name = path.substr(path.rfind('/') + 1);
   file.bytes = std::filesystem::file_size(path);
   return file;

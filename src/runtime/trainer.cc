@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/time.h"
 #include "io/initial_weights.h"
+#include "runtime/checkpoint_saver.h"
 #include "runtime/collectives.h"
 #include "runtime/executor.h"
 #include "runtime/run_rules.h"
@@ -34,7 +35,9 @@ class Trainer {
         optimizer_(store_, OwnedRanges(), config.train, &config.model),
         waits_(context.rank, context.clock_offsets, static_cast<int64_t>(config.transport.timeout_s * 1e9), *context.status),
         executor_(config, topology_, store_, batches_, context.transport, context.rank, device_, waits_, *context.status),
-        collectives_(context.transport, context.rank, waits_) {
+        collectives_(context.transport, context.rank, waits_),
+        saver_(config, context.rank, topology_.world(), ResumeKey(config, data_.Fingerprint()), *context.status, Links(),
+               [this](const CheckpointRecord& record) { Published(record); }) {
     const int64_t held_out = Share(config.train.eval_micro_batches).size();
     if (held_out > 0) evaluation_ = ScheduleOf(config, held_out, false);
     for (const auto& b : held_.buckets) {
@@ -57,7 +60,9 @@ class Trainer {
   void Report(StepRecord& record, const PassResult& pass, std::vector<double> mine);
   void WriteTrace();
   void WriteExpertLoad();
-  void Save(int64_t step);
+  SaverLinks Links();
+  void Save(int64_t step, int64_t last);
+  void Published(const CheckpointRecord& record);
 
   const RunConfig& config_;
   const RankContext& context_;
@@ -76,7 +81,9 @@ class Trainer {
   uint32_t pass_ = 0;
   std::vector<TraceEvent> events_;
   std::vector<double> routed_;  // (token, expert) pairs computed here since the start, by layer * E + expert
-  std::string last_checkpoint_;
+  std::unique_ptr<RunLog> log_;  // at rank 0
+  RunResult result_;
+  CheckpointSaver saver_;
 };
 
 // Those of so many micro-batches that this rank's replica executes.
@@ -190,43 +197,39 @@ std::pair<double, double> Trainer::Counted() const {
   return {static_cast<double>(c.bytes_sent), static_cast<double>(c.bytes_received)};
 }
 
-// Figures of all workers, at rank 0. mine: compute, exposed, bubble, bytes sent and received.
+// Figures of all workers, at rank 0. mine: compute, exposed, bubble, bytes sent and received. What the saver tells follows.
 void Trainer::Report(StepRecord& record, const PassResult& pass, std::vector<double> mine) {
   const int64_t most = *std::max_element(pass.expert_tokens.begin(), pass.expert_tokens.end());
   const int64_t tokens = schedule_.num_micro_batches * config_.train.micro_batch_size * config_.train.seq_length;
   const double fair = static_cast<double>(tokens * config_.model.num_experts_per_tok) / static_cast<double>(config_.model.num_experts);
   mine.insert(mine.end(), {static_cast<double>(pass.row_bytes_sent), PeakMemory(), static_cast<double>(most) / fair});
+  const auto figures = std::ssize(mine);
+  const std::vector<double> saved = saver_.Report();
+  mine.insert(mine.end(), saved.begin(), saved.end());
   const auto all = topology_.world() == 1 ? std::vector<std::vector<double>>{mine}
                                           : collectives_.Gather(mine, topology_.world(), pass_, 2);
+  std::vector<std::vector<double>> saves;
   for (size_t r = 0; r < all.size(); ++r) {
     const auto& v = all[r];
+    saves.emplace_back(v.begin() + figures, v.end());
     record.workers.push_back({topology_.worker_name(static_cast<int>(r)), v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]});
   }
+  if (first()) saver_.Take(saves);
 }
 
-void Trainer::Save(int64_t step) {
-  context_.status->Doing("writing the checkpoint of step " + std::to_string(step));
-  if (!std::isfinite(SumOfSquares(store_.flat_master()))) {
-    throw Error({"the weights are not finite", "after step " + std::to_string(step), "", "", "lower train.lr or set train.clip_grad; no checkpoint was written"});
-  }
-  const std::string root = config_.out + "/checkpoints", folder = PartialFolder(root, step);
-  const CheckpointFile mine = SaveState(folder + "/" + RankFileName(context_.rank), store_, optimizer_, PartRanges(), PartRanges());
-  CheckpointManifest manifest{step, ResumeKey(config_, data_.Fingerprint()), PrintConfig(config_), {mine}};
-  if (topology_.world() > 1) {
-    ++pass_;
-    // A hash is 64 hex digits: 32 bytes, sent as numbers.
-    std::vector<double> report{static_cast<double>(mine.bytes)};
-    for (char c : mine.sha256) report.push_back(c);
-    const auto all = collectives_.Gather(report, topology_.world(), pass_, 3);
-    for (size_t r = 1; r < all.size(); ++r) {
-      CheckpointFile file{RankFileName(static_cast<int>(r)), static_cast<uint64_t>(all[r][0]), {}};
-      for (size_t i = 1; i < all[r].size(); ++i) file.sha256.push_back(static_cast<char>(all[r][i]));
-      manifest.files.push_back(file);
-    }
-  }
-  if (first()) last_checkpoint_ = PublishCheckpoint(root, manifest);
-  // Nobody goes on before it is there: a failure of the publisher must stop the run.
-  if (topology_.world() > 1) collectives_.Broadcast({0}, topology_.world(), pass_, 3);
+SaverLinks Trainer::Links() {
+  return {.gather = [this](const std::vector<double>& mine) { return collectives_.Gather(mine, topology_.world(), ++pass_, 3); },
+          .broadcast = [this](double value) { return collectives_.Broadcast({value}, topology_.world(), ++pass_, 3)[0]; }};
+}
+
+void Trainer::Save(int64_t step, int64_t last) {
+  saver_.Begin(step, config_.train.async_save && step < last, store_, optimizer_, PartRanges());
+  if (!config_.train.async_save) saver_.Finish();
+}
+
+void Trainer::Published(const CheckpointRecord& record) {
+  if (log_) log_->Checkpoint(record);
+  result_.checkpoint = record.folder;
 }
 
 // Once the traced steps are over, so that a run that fails later has its trace.
@@ -267,41 +270,42 @@ RunResult Trainer::Run() {
     LoadState(resume.folder, store_, &optimizer_);
   }
   if (context_.on_start) context_.on_start(store_);
-  std::unique_ptr<RunLog> log;
   if (first() && context_.write_files) {
-    log = std::make_unique<RunLog>(config_, resume.step + 1, context_.json);
+    log_ = std::make_unique<RunLog>(config_, resume.step + 1, context_.json);
     WriteText(config_.out + "/config.toml", PrintConfig(config_));
     RemoveLeftovers(config_.out + "/checkpoints");
-    log->Note("training on " + Describe(device_, config_.device.threads) + ": " + std::to_string(topology_.world()) + " workers, schedule " +
-              schedule_.name + (resume.folder.empty() ? "" : ", continued after step " + std::to_string(resume.step)));
+    log_->Note("training on " + Describe(device_, config_.device.threads) + ": " + std::to_string(topology_.world()) + " workers, schedule " +
+               schedule_.name + (resume.folder.empty() ? "" : ", continued after step " + std::to_string(resume.step)));
   }
-  if (log && resume.folder.empty()) {
+  if (log_ && resume.folder.empty()) {
     KeepCompanions(config_);
-    for (const std::string& line : CheckInitialWeights(config_)) log->Note(line);
+    for (const std::string& line : CheckInitialWeights(config_)) log_->Note(line);
   }
-  if (log && !folder->moved().empty()) log->Note("checkpoints of an earlier run are now in " + folder->moved());
-  RunResult result;
+  if (log_ && !folder->moved().empty()) log_->Note("checkpoints of an earlier run are now in " + folder->moved());
   auto held_out = [&](int64_t step) {
     const double loss = Evaluate(step);
     if (!first()) return;
-    result.held_out.push_back({step, loss});
-    if (log) log->HeldOut({step, loss});
+    result_.held_out.push_back({step, loss});
+    if (log_) log_->HeldOut({step, loss});
   };
-  if (resume.step == 0 && EvaluateAfter(t, 0)) held_out(0);
-  for (int64_t step = resume.step + 1; step <= t.steps; ++step) {
+  const int64_t last = LastStep(t, resume);
+  if ((resume.step == 0 || t.steps == 0) && EvaluateAfter(t, resume.step, last)) held_out(resume.step);
+  if (context_.write_files && t.steps == 0 && t.save) Save(last, last);
+  for (int64_t step = resume.step + 1; step <= last; ++step) {
     StepRecord record = Step(step);
     if (first()) {
-      if (log) log->Step(record);
-      result.steps.push_back(std::move(record));
+      if (log_) log_->Step(record);
+      result_.steps.push_back(std::move(record));
     }
     if (step == config_.trace.first_step + config_.trace.steps - 1) WriteTrace();
-    if (EvaluateAfter(t, step)) held_out(step);
-    if (context_.write_files && SaveAfter(t, step)) Save(step);
+    saver_.Poll();
+    if (EvaluateAfter(t, step, last)) held_out(step);
+    if (context_.write_files && SaveAfter(t, step, last)) Save(step, last);
   }
   WriteTrace();
   WriteExpertLoad();
-  result.checkpoint = last_checkpoint_;
-  return result;
+  saver_.Finish();
+  return std::move(result_);
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ Recorded ReadMetrics(const std::string& out) {
     if (j.is_discarded()) break;  // cut off when the run was killed
     if (j.contains("held_out_loss")) {
       r.held_out[j["step"]] = j["held_out_loss"];
-    } else {
+    } else if (j.contains("loss")) {
       r.steps[j["step"]] = j;
     }
   }

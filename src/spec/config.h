@@ -34,7 +34,7 @@ struct ScheduleConfig {
 };
 
 struct TrainConfig {
-  int64_t steps = 100;
+  int64_t steps = 100;              // 0: load or initialise, evaluate, save
   int64_t seq_length = 256;         // s
   int64_t micro_batch_size = 1;     // b, sequences
   int64_t micro_batches = 4;        // a step has b * micro_batches sequences, whatever the layout
@@ -54,6 +54,8 @@ struct TrainConfig {
   int64_t eval_micro_batches = 0;   // held-out micro-batches an evaluation
   int64_t save_interval = 0;        // steps; 0 = only at the end if save
   bool save = true;
+  bool async_save = true;           // write while training goes on, from a copy
+  int64_t keep_checkpoints = 0;     // the newest of out/checkpoints; 0 = all
   // Weights at the start: "random", a Hugging Face folder, or a checkpoint's (its optimizer state is not read). "auto": of
   // model.from if that is a folder with weights (then a loaded configuration has its name here), else random.
   std::string init = "auto";

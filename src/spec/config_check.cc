@@ -253,7 +253,7 @@ class Checker {
             "a schedule of at most 20000000 stages x micro-batches with " +
                 Of("model.num_hidden_layers", m.num_hidden_layers));
     const int64_t sequences = t.micro_batch_size * t.micro_batches;
-    Require(sequences <= (int64_t{1} << 60) / t.steps, "train.micro_batches",
+    Require(sequences <= (int64_t{1} << 60) / std::max<int64_t>(t.steps, 1), "train.micro_batches",
             "fewer than 2^60 sequences in " + Of("train.steps", t.steps));
     const bool many_attention = config_.layout.p_a * config_.layout.m > 32768;
     const int64_t pipeline = config_.layout.pipeline_workers();

@@ -140,7 +140,7 @@ std::vector<ConfigKey> LayoutKeys() {
 
 std::vector<ConfigKey> TrainKeys() {
   return {
-      Number(KEY(train.steps), 1, 1e9, "steps to train in all"),
+      Number(KEY(train.steps), 0, 1e9, "steps to train in all; 0: only load or initialise, evaluate and save"),
       Number(KEY(train.seq_length), 1, 1 << 22, "tokens of a sequence"),
       Number(KEY(train.micro_batch_size), 1, 1 << 20, "sequences of a micro-batch"),
       Number(KEY(train.micro_batches), 1, 1 << 20, "micro-batches of a step, of all replicas"),
@@ -161,6 +161,8 @@ std::vector<ConfigKey> TrainKeys() {
       Number(KEY(train.eval_micro_batches), 0, 1 << 20, "held-out micro-batches an evaluation; 0: none"),
       Number(KEY(train.save_interval), 0, 1e9, "steps between checkpoints; 0: at the end only"),
       Flag(KEY(train.save), "write checkpoints"),
+      Flag(KEY(train.async_save), "write them while training goes on, from a copy in host memory"),
+      Number(KEY(train.keep_checkpoints), 0, 1e9, "so many of the newest are kept; 0: all"),
       Text(KEY(train.init), false, "\"random\"; a Hugging Face or checkpoint folder, for its weights; \"auto\": model.from's"),
       Text(KEY(train.resume), true, "checkpoint folder to go on from, or \"latest\" of this out folder"),
   };

@@ -109,9 +109,9 @@ const Mistake kOfFiles[] = {
     {"train = 3\n", {}, "wrong type (run.toml:1, train): got 3, expected a table [train]"},
     {"[train.lr]\n", {}, "wrong type (run.toml:1, train.lr): got a table, expected a number above 0"},
     {"[train]\nsteps = 1.0\n", {},
-     "wrong type (run.toml:2, train.steps): got 1.0, expected an integer from 1 to 1000000000"},
+     "wrong type (run.toml:2, train.steps): got 1.0, expected an integer from 0 to 1000000000"},
     {"[train]\nsteps = '9'\n", {},
-     "wrong type (run.toml:2, train.steps): got \"9\", expected an integer from 1 to 1000000000"},
+     "wrong type (run.toml:2, train.steps): got \"9\", expected an integer from 0 to 1000000000"},
     {"[train]\nsave = 1\n", {}, "wrong type (run.toml:2, train.save): got 1, expected true or false"},
     {"out = 1\n", {}, "wrong type (run.toml:1, out): got 1, expected a string that is not empty"},
     {"[train]\nlr = 1979-05-27\n", {}, "wrong type (run.toml:2, train.lr): got a date or time, expected a number above 0"},
@@ -154,10 +154,10 @@ const Mistake kOfOverrides[] = {
     {"", {"train.stes=2"}, "unknown key (command line): got 'train.stes'. Hint: did you mean 'train.steps'?"},
     {"", {"=2"}, "unknown key (command line): got ''. Hint: `disagmoe train --help` lists all keys"},
     {"", {"train.steps=many"},
-     "wrong type (command line, train.steps): got \"many\", expected an integer from 1 to 1000000000"},
-    {"", {"train.steps="}, "wrong type (command line, train.steps): got \"\", expected an integer from 1 to 1000000000"},
+     "wrong type (command line, train.steps): got \"many\", expected an integer from 0 to 1000000000"},
+    {"", {"train.steps="}, "wrong type (command line, train.steps): got \"\", expected an integer from 0 to 1000000000"},
     {"", {"train.steps=1\nout = 'x'"},  // one override, one key
-     "wrong type (command line, train.steps): got \"1\\u000Aout = 'x'\", expected an integer from 1 to 1000000000"},
+     "wrong type (command line, train.steps): got \"1\\u000Aout = 'x'\", expected an integer from 0 to 1000000000"},
     {"", {"train.lr=-1"}, "value not allowed (command line, train.lr): got -1.0, expected a number above 0"},
     {"", {"schedule.name=zero-bubble"},
      "value not allowed (command line, schedule.name): got \"zero-bubble\", expected \"auto\", \"af-pipe\", "
@@ -167,8 +167,8 @@ const Mistake kOfOverrides[] = {
      "wrong type (command line, plan.settings): got an array, expected an array of strings"},
     {"", {"layout.head=router"},
      "value not allowed (command line, layout.head): got \"router\", expected \"ffn\" or \"attention\""},
-    {"[train]\nsteps = 0", {"train.steps=1"},  // a mistake in the file stays one
-     "value not allowed (run.toml:2, train.steps): got 0, expected an integer from 1 to 1000000000"},
+    {"[train]\nsteps = -1", {"train.steps=1"},  // a mistake in the file stays one
+     "value not allowed (run.toml:2, train.steps): got -1, expected an integer from 0 to 1000000000"},
 };
 INSTANTIATE_TEST_SUITE_P(Overrides, MistakeTest, ::testing::ValuesIn(kOfOverrides));
 
