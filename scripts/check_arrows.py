@@ -33,6 +33,7 @@ LIBRARIES = {
     "CLI/": ["cli"],
     "interfaces/highs": ["plan"],
     "zlib.h": ["io"],
+    "sentencepiece_processor.h": ["io"],
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 

@@ -88,6 +88,8 @@ struct DataArguments {
   std::string inspect;
   std::string json_key = "text";
   int64_t document_bytes = 0;
+  std::string tokenizer = "bytes";
+  int64_t workers = 0;  // 0: one a core
   bool json = false;
 };
 int DataCommand(const DataArguments& arguments);

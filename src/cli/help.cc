@@ -225,19 +225,23 @@ Trains it for some steps at a time, as an attention and an FFN worker, in severa
   --json          for machines
 )";
 
-constexpr const char* kData = R"(Makes training data: text or JSON lines, plain or gzip, to a Megatron .bin/.idx pair of bytes as tokens (vocabulary 257).
+constexpr const char* kData = R"(Makes training data: text or JSON lines, plain or gzip, to a Megatron .bin/.idx pair of tokens.
 
   disagmoe data --out PREFIX FILE...
 
-  disagmoe data --out build/data/text book.txt more.txt.gz
+  disagmoe data --out build/data/text book.txt more.txt.gz               bytes as tokens: a vocabulary of 257
+  disagmoe data --out build/data/web --tokenizer llama/tokenizer.model web.jsonl.gz      a SentencePiece model
   disagmoe data --out build/data/web --json-key content pages.jsonl      {"content": "..."}, one document a line
   disagmoe data --out build/data/dict --document-bytes 4096 dict.txt     cut at blank lines
   disagmoe data --inspect build/data/text                                what is in a pair
+  disagmoe data --inspect "0.7 build/data/web 0.3 build/data/dict"       what is in a blend (data.blend)
 
   --out PREFIX          writes PREFIX.bin and PREFIX.idx
+  --tokenizer NAME      "bytes", or a SentencePiece FILE.model (bytes)
   --json-key KEY        of *.jsonl files: the text of a document ("text")
   --document-bytes N    of other files: about so long a document; 0: a document a file (0)
-  --inspect PREFIX      checks a pair and prints its size and beginning
+  --workers N           threads that encode; the output does not depend on it (as many as there are cores)
+  --inspect PREFIX      checks a pair, or the pairs of a blend, and prints sizes and the beginning, as text of the tokenizer
   --json                for machines
 )";
 

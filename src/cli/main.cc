@@ -103,6 +103,8 @@ void AddCommands(CommandLine& line) {
   data->add_option("--inspect", line.data.inspect);
   data->add_option("--json-key", line.data.json_key);
   data->add_option("--document-bytes", line.data.document_bytes);
+  data->add_option("--tokenizer", line.data.tokenizer);
+  data->add_option("--workers", line.data.workers);
   CLI::App* timeline = AddCommand(line, "timeline");
   timeline->add_option("out", line.timeline.out);
   timeline->add_option("--svg", line.timeline.svg);

@@ -30,7 +30,7 @@ double Quantile(std::vector<double> values, double q) {
 std::vector<std::string> Words(const std::string& file, const MeasureOptions& o, const std::string& out) {
   std::vector<std::string> words = {"train", file};
   words.insert(words.end(), o.overrides.begin(), o.overrides.end());
-  if (!o.data.empty()) words.push_back("data.path=" + o.data);
+  if (!o.data.empty()) words.insert(words.end(), {"data.path=" + o.data, "data.blend=[]"});
   for (const char* word : {"train.save=false", "train.save_interval=0", "train.eval_micro_batches=0",
                            "train.eval_interval=0", "train.resume=", "trace.steps=0"}) {
     words.push_back(word);

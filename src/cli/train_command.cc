@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "cli/commands.h"
 #include "cli/launch.h"
-#include "io/dataset.h"
+#include "io/batches.h"
 #include "io/initial_weights.h"
 #include "spec/config_keys.h"
 #include "spec/layout.h"
@@ -20,13 +20,14 @@
 namespace disagmoe {
 namespace {
 
-// The pair that data.path names, with the reason in the words of the configuration.
-IndexedDataset OpenData(const std::string& path) {
+// What the configuration names, with the reason in its words.
+Corpus OpenData(const DataConfig& data) {
   try {
-    return IndexedDataset(path);
+    return Corpus(data.path, data.blend);
   } catch (const Error& error) {
     ErrorParts parts = error.parts();
-    parts.where = "data.path, " + parts.where;
+    if (parts.where == "data.blend") throw;
+    parts.where = (data.path.empty() ? "data.blend, " : "data.path, ") + parts.where;
     if (parts.hint.empty()) parts.hint = "disagmoe data --out build/data/text FILE makes a pair, then data.path=build/data/text";
     throw Error(parts);
   }
@@ -85,17 +86,19 @@ RunConfig CheckedConfig(const TrainArguments& arguments, bool reference) {
 }  // namespace
 
 void RequireData(const RunConfig& config, const std::string& path) {
-  if (config.data.path.empty()) {
+  if (config.data.path.empty() && config.data.blend.empty()) {
     throw Error({"no training data", path + ", data.path", "\"\"", "the prefix of a .bin/.idx pair",
                  "disagmoe data --out build/data/text FILE, then data.path=build/data/text"});
   }
-  const IndexedDataset data = OpenData(config.data.path);
-  Batches(data, config.data.split, config.train.seq_length, config.train.seed);
-  const auto [low, high] = data.TokenRange();
-  if (low >= 0 && high < config.model.vocab_size) return;
-  throw Error({"token outside of the vocabulary", config.data.path + ".bin", std::to_string(low < 0 ? low : high),
-               "0 to " + std::to_string(config.model.vocab_size - 1) + " (model.vocab_size)",
-               "the data was made for another vocabulary"});
+  const Corpus data = OpenData(config.data);
+  BatchesOf(config, data);
+  for (size_t i = 0; i < data.size(); ++i) {
+    const auto [low, high] = data.data(i).TokenRange();
+    if (low >= 0 && high < config.model.vocab_size) continue;
+    throw Error({"token outside of the vocabulary", data.prefix(i) + ".bin", std::to_string(low < 0 ? low : high),
+                 "0 to " + std::to_string(config.model.vocab_size - 1) + " (model.vocab_size)",
+                 "the data was made for another vocabulary"});
+  }
 }
 
 int TrainCommand(const TrainArguments& arguments) {

@@ -1,7 +1,8 @@
 #include <cmath>
 #include <set>
 
-#include "io/dataset.h"
+#include "base/rng.h"
+#include "io/batches.h"
 #include "io/test_util.h"
 
 namespace disagmoe {
@@ -11,7 +12,7 @@ namespace {
 class Counting {
  public:
   explicit Counting(int32_t tokens) : data_(Make(folder_ / "x", tokens)) {}
-  const IndexedDataset& data() const { return data_; }
+  const Corpus& data() const { return data_; }
 
  private:
   static IndexedDataset Make(const std::string& prefix, int32_t tokens) {
@@ -26,7 +27,7 @@ class Counting {
   }
 
   TemporaryFolder folder_;
-  IndexedDataset data_;
+  Corpus data_;
 };
 
 std::vector<int64_t> Train(const Batches& batches, int64_t g, int64_t seq_length) {
@@ -156,6 +157,134 @@ TEST(Batches, RefusesWhatCannotWork) {
   int64_t out[2];
   EXPECT_THROW(Batches(counting.data(), "1", 1, 1).HeldOut(0, out), InternalError);
   EXPECT_THROW(Batches(counting.data(), "1", 1, 1).Train(-1, out), InternalError);
+}
+
+// Data set i has documents of these lengths; its token t is 1000 i + t.
+Corpus MakeBlend(const TemporaryFolder& folder, const std::vector<std::pair<std::string, std::vector<int64_t>>>& sets) {
+  std::vector<std::string> blend;
+  for (size_t i = 0; i < sets.size(); ++i) {
+    const std::string prefix = folder / "set" + std::to_string(i);
+    IndexedWriter writer(prefix, 1 << 20);
+    int32_t token = static_cast<int32_t>(1000 * i);
+    for (int64_t length : sets[i].second) {
+      std::vector<int32_t> document;
+      for (int64_t n = 0; n < length; ++n) document.push_back(token++);
+      writer.AddDocument(document);
+    }
+    writer.Finish();
+    blend.push_back(sets[i].first + " " + prefix);
+  }
+  return Corpus("", blend);
+}
+
+TEST(Batches, ABlendVisitsEachOfItsDataSetsInEpochs) {
+  TemporaryFolder folder;
+  const Corpus corpus = MakeBlend(folder, {{"0.6", {101}}, {"0.3", {201}}, {"0.1", {51}}});
+  // Parts of 101 * 0.8 etc. tokens, 10 a sample: 8 - 1 = 7 training samples (80 tokens), 15 (160) and 3 (40).
+  const Batches batches(corpus, "8,2", 10, 3);
+  EXPECT_EQ(batches.train_samples(), 7 + 15 + 3);
+  EXPECT_EQ(batches.held_out_samples(), 2 + 4 + 1);  // 21, 41 and 11 tokens
+  std::vector<std::vector<int64_t>> drawn(3);
+  for (int64_t g = 0; g < 400; ++g) {
+    const std::vector<int64_t> sample = Train(batches, g, 10);
+    const size_t set = static_cast<size_t>(sample[0] / 1000);
+    EXPECT_EQ(sample, Range(sample[0], 11));
+    drawn[set].push_back(sample[0] % 1000 / 10);
+    EXPECT_EQ(sample[0] % 10, 0);
+  }
+  const std::vector<int64_t> of_epoch = {7, 15, 3};
+  const double shares[] = {0.6, 0.3, 0.1};
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_NEAR(static_cast<double>(drawn[i].size()), 400 * shares[i], 1.68);
+    for (size_t at = 0; at + static_cast<size_t>(of_epoch[i]) <= drawn[i].size(); at += static_cast<size_t>(of_epoch[i])) {
+      std::vector<int64_t> epoch(drawn[i].begin() + static_cast<int64_t>(at), drawn[i].begin() + static_cast<int64_t>(at) + of_epoch[i]);
+      std::sort(epoch.begin(), epoch.end());
+      EXPECT_EQ(epoch, Range(0, of_epoch[i]));
+    }
+  }
+  // What is held out of each is never trained on, and in the blend's ratios too.
+  std::vector<int64_t> held_out(3);
+  for (int64_t g = 0; g < 100; ++g) {
+    const std::vector<int64_t> sample = HeldOut(batches, g, 10);
+    const size_t set = static_cast<size_t>(sample[0] / 1000);
+    const int64_t first[] = {80, 160, 40}, samples[] = {2, 4, 1};
+    EXPECT_EQ(sample, Range(static_cast<int64_t>(1000 * set) + first[set] + 10 * (held_out[set]++ % samples[set]), 11));
+  }
+  EXPECT_NEAR(static_cast<double>(held_out[0]), 60, 1.68);
+  EXPECT_NEAR(static_cast<double>(held_out[1]), 30, 1.68);
+}
+
+TEST(Batches, DataSetsOfABlendAreShuffledApart) {
+  TemporaryFolder folder;
+  const Corpus corpus = MakeBlend(folder, {{"1", {501}}, {"1", {501}}});
+  const Batches batches(corpus, "1", 10, 3);
+  std::vector<std::vector<int64_t>> drawn(2);
+  for (int64_t g = 0; g < 100; ++g) {
+    const int64_t first = Train(batches, g, 10)[0];
+    drawn[static_cast<size_t>(first / 1000)].push_back(first % 1000);
+  }
+  EXPECT_NE(drawn[0], drawn[1]);
+  // The first is shuffled as it is alone, so that a blend of one is data.path.
+  const Corpus alone(folder / "set0", {});
+  const Batches of_alone(alone, "1", 10, 3);
+  for (int64_t g = 0; g < 50; ++g) EXPECT_EQ(Train(of_alone, g, 10)[0], drawn[0][static_cast<size_t>(g)]);
+  const Corpus entry("", {"0.25 " + folder / "set0"});
+  EXPECT_EQ(Train(Batches(entry, "1", 10, 3), 77, 10), Train(of_alone, 77, 10));
+}
+
+TEST(Batches, FingerprintTellsDataApart) {
+  TemporaryFolder folder;
+  const Corpus corpus = MakeBlend(folder, {{"0.7", {30}}, {"0.3", {20}}});
+  EXPECT_EQ(corpus.Fingerprint(), "30 x 0.700000000, 20 x 0.300000000");
+  EXPECT_EQ(Corpus("", {"14 " + folder / "set0" + " 6 " + folder / "set1"}).Fingerprint(), corpus.Fingerprint());
+  EXPECT_EQ(Corpus(folder / "set1", {}).Fingerprint(), "20");
+  EXPECT_EQ(corpus.num_tokens(), 50);
+}
+
+TEST(Batches, SaysWhichDataSetIsTooSmall) {
+  TemporaryFolder folder;
+  const Corpus corpus = MakeBlend(folder, {{"1", {500}}, {"1", {5}}});
+  const std::string error = ErrorOf([&] { Batches batches(corpus, "1", 10, 3); });
+  EXPECT_NE(error.find("training part of split \"1\" of " + folder / "set1"), std::string::npos) << error;
+}
+
+// Windows of 10 inputs over documents of random lengths, some empty: begins and counted labels, from the lengths alone.
+TEST(Batches, KnowsWhereDocumentsBeginInASample) {
+  TemporaryFolder folder;
+  Rng rng(8);
+  std::vector<std::pair<std::string, std::vector<int64_t>>> sets = {{"2", {}}, {"1", {}}};
+  std::vector<std::set<int64_t>> starts(2);
+  for (size_t i = 0; i < 2; ++i) {
+    for (int64_t tokens = 0; tokens < 400;) {
+      sets[i].second.push_back(static_cast<int64_t>(rng.Below(i == 0 ? 9 : 40)));
+      if (sets[i].second.back() > 0) starts[i].insert(tokens);
+      tokens += sets[i].second.back();
+    }
+  }
+  const Corpus corpus = MakeBlend(folder, sets);
+  const Batches apart(corpus, "3,1", 10, 3, true), joined(corpus, "3,1", 10, 3, false);
+  for (bool held_out : {false, true}) {
+    int64_t labels = 0;
+    for (int64_t g = 0; g < 120; ++g) {
+      int64_t tokens[11], same[11];
+      std::vector<int64_t> begins, joined_begins;
+      held_out ? apart.HeldOut(g, tokens, &begins) : apart.Train(g, tokens, &begins);
+      held_out ? joined.HeldOut(g, same, &joined_begins) : joined.Train(g, same, &joined_begins);
+      EXPECT_TRUE(std::equal(tokens, tokens + 11, same));
+      EXPECT_EQ(joined_begins, std::vector<int64_t>{0});
+      std::vector<int64_t> expected = {0};
+      for (int64_t p = 1; p <= 10; ++p) {
+        if (starts[static_cast<size_t>(tokens[0] / 1000)].contains(tokens[0] % 1000 + p)) expected.push_back(p);
+      }
+      EXPECT_EQ(begins, expected) << g;
+      EXPECT_EQ(apart.Begins(held_out, g), expected);
+      const int64_t counted = 10 - static_cast<int64_t>(expected.size()) + 1;
+      EXPECT_EQ(apart.CountedLabels(held_out, g, 1), counted);
+      labels += counted;
+    }
+    EXPECT_EQ(apart.CountedLabels(held_out, 0, 120), labels);
+    EXPECT_EQ(joined.CountedLabels(held_out, 5, 7), 70);
+  }
 }
 
 }  // namespace

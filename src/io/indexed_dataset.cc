@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <iterator>
@@ -29,9 +31,11 @@ struct Dtype {
   int64_t bytes;
 };
 
-// By Megatron's code; 6 and 7 are f64 and f32.
+// By Megatron's code.
 constexpr Dtype kDtypes[] = {{nullptr, 0}, {"u8", 1}, {"i8", 1}, {"i16", 2},    {"i32", 4},
-                             {"i64", 8},   {"f64", 0}, {"f32", 0}, {"u16", 2}};
+                             {"i64", 8},   {"f64", 8}, {"f32", 4}, {"u16", 2}};
+constexpr int kF64 = 6, kF32 = 7;
+constexpr double kWhole = 9007199254740992;  // 2^53: up to here a double holds every whole number
 
 // Nothing in an index is aligned: its header has 34 bytes.
 template <typename T>
@@ -50,6 +54,8 @@ void WithType(int code, const uint8_t* p, F f) {
     case 3: return f(reinterpret_cast<const int16_t*>(p));
     case 4: return f(reinterpret_cast<const int32_t*>(p));
     case 5: return f(reinterpret_cast<const int64_t*>(p));
+    case kF64: return f(reinterpret_cast<const double*>(p));
+    case kF32: return f(reinterpret_cast<const float*>(p));
     case 8: return f(reinterpret_cast<const uint16_t*>(p));
   }
   DM_CHECK(false, "dtype code");
@@ -61,16 +67,30 @@ struct IndexedDataset::Impl {
   explicit Impl(const std::string& prefix) : idx(prefix + ".idx"), bin(prefix + ".bin") {
     ReadHeader();
     CheckDocuments();
+    CheckModes();
     CheckSequences();
+    if (code == kF64 || code == kF32) CheckWhole();
+    FindEmptyDocuments();
   }
 
   int64_t length(int64_t i) const { return Load<int32_t>(lengths + 4 * i); }
   int64_t pointer(int64_t i) const { return Load<int64_t>(pointers + 8 * i); }
   int64_t document(int64_t i) const { return Load<int64_t>(documents + 8 * i); }
+  // First token of sequence i, or the end of all.
+  int64_t start(int64_t i) const {
+    return i == num_sequences ? num_tokens : starts.empty() ? pointer(i) / size : starts[static_cast<size_t>(i)];
+  }
+  // First tokens of the documents that are not empty, ascending.
+  int64_t num_begins() const { return has_empty ? static_cast<int64_t>(begins.size()) : num_documents; }
+  int64_t begin(int64_t k) const { return has_empty ? begins[static_cast<size_t>(k)] : start(document(k)); }
+  int64_t BeginsBefore(int64_t token) const;
 
   void ReadHeader();
   void CheckDocuments() const;
+  void CheckModes() const;
   void CheckSequences();
+  void CheckWhole() const;
+  void FindEmptyDocuments();
   Error Bad(const std::string& what, const std::string& got, const std::string& expected) const {
     return Error({what, idx.path(), got, expected, {}});
   }
@@ -82,9 +102,11 @@ struct IndexedDataset::Impl {
   int code = 0;
   int64_t size = 0;  // of a token, in bytes
   int64_t num_sequences = 0, num_documents = 0, num_tokens = 0;
-  const uint8_t *lengths = nullptr, *pointers = nullptr, *documents = nullptr;
+  const uint8_t *lengths = nullptr, *pointers = nullptr, *documents = nullptr, *modes = nullptr;  // modes: null without
   // First token of every sequence; empty if the sequences follow one another in the data file, as Megatron writes them.
   std::vector<int64_t> starts;
+  bool has_empty = false;
+  std::vector<int64_t> begins;  // only then
 };
 
 void IndexedDataset::Impl::ReadHeader() {
@@ -102,9 +124,8 @@ void IndexedDataset::Impl::ReadHeader() {
   }
   code = p[17];
   if (code >= static_cast<int>(std::size(kDtypes)) || kDtypes[code].bytes == 0) {
-    throw Bad("tokens of this dtype cannot be read",
-              "code " + std::to_string(code) + (code == 6 ? " (f64)" : code == 7 ? " (f32)" : ""),
-              "1 u8, 2 i8, 3 i16, 4 i32, 5 i64 or 8 u16");
+    throw Bad("unknown dtype of the tokens", "code " + std::to_string(code),
+              "1 u8, 2 i8, 3 i16, 4 i32, 5 i64, 6 f64, 7 f32 or 8 u16");
   }
   size = kDtypes[code].bytes;
   const uint64_t sequences = Load<uint64_t>(p + 18), entries = Load<uint64_t>(p + 26);
@@ -126,6 +147,7 @@ void IndexedDataset::Impl::ReadHeader() {
   lengths = p + kHeaderBytes;
   pointers = lengths + 4 * sequences;
   documents = pointers + 8 * sequences;
+  if (rest != expected) modes = documents + 8 * entries;
 }
 
 void IndexedDataset::Impl::CheckDocuments() const {
@@ -141,6 +163,16 @@ void IndexedDataset::Impl::CheckDocuments() const {
     }
     previous = entry;
   }
+}
+
+// Of multimodal data: what is no text is no sequence of tokens.
+void IndexedDataset::Impl::CheckModes() const {
+  if (modes == nullptr) return;
+  const uint8_t* other = std::find_if(modes, modes + num_sequences, [](uint8_t mode) { return mode != 0; });
+  if (other == modes + num_sequences) return;
+  throw Error({"sequence " + std::to_string(other - modes) + " is no text", idx.path(),
+               "mode " + std::to_string(static_cast<int8_t>(*other)), "0 for all",
+               "this is multimodal data; write its text to a pair of its own"});
 }
 
 void IndexedDataset::Impl::CheckSequences() {
@@ -176,6 +208,40 @@ void IndexedDataset::Impl::CheckSequences() {
   }
 }
 
+void IndexedDataset::Impl::CheckWhole() const {
+  int64_t at = 0;
+  ForStretches(0, num_tokens, [&](const uint8_t* p, int64_t n) {
+    WithType(code, p, [&](const auto* tokens) {
+      for (int64_t i = 0; i < n; ++i, ++at) {
+        const double token = static_cast<double>(tokens[i]);
+        if (token >= -kWhole && token <= kWhole && token == std::floor(token)) continue;
+        char got[64];
+        std::snprintf(got, sizeof got, "%.17g, token %lld", token, static_cast<long long>(at));
+        throw Error({"a token is no whole number", bin.path(), got, "whole numbers, up to 2^53", {}});
+      }
+    });
+  });
+}
+
+void IndexedDataset::Impl::FindEmptyDocuments() {
+  for (int64_t i = 0; i < num_documents && !has_empty; ++i) has_empty = start(document(i)) == start(document(i + 1));
+  if (!has_empty) return;
+  for (int64_t i = 0; i < num_documents; ++i) {
+    if (start(document(i)) < start(document(i + 1))) begins.push_back(start(document(i)));
+  }
+}
+
+// How many documents that are not empty begin before this token.
+int64_t IndexedDataset::Impl::BeginsBefore(int64_t token) const {
+  int64_t low = 0, high = num_begins();
+  while (low < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (begin(middle) < token) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
 template <typename F>
 void IndexedDataset::Impl::ForStretches(int64_t begin, int64_t count, F f) const {
   if (starts.empty()) {
@@ -205,6 +271,23 @@ int64_t IndexedDataset::idx_bytes() const { return static_cast<int64_t>(impl_->i
 int64_t IndexedDataset::sequence_length(int64_t i) const {
   DM_CHECK(i >= 0 && i < impl_->num_sequences, "sequence " + std::to_string(i));
   return impl_->length(i);
+}
+
+int64_t IndexedDataset::document_begin(int64_t i) const {
+  DM_CHECK(i >= 0 && i < impl_->num_documents, "document " + std::to_string(i));
+  return impl_->start(impl_->document(i));
+}
+
+int64_t IndexedDataset::CountBegins(int64_t begin, int64_t end) const {
+  return std::max<int64_t>(0, impl_->BeginsBefore(end) - impl_->BeginsBefore(begin));
+}
+
+std::vector<int64_t> IndexedDataset::BeginsIn(int64_t begin, int64_t end) const {
+  std::vector<int64_t> out;
+  for (int64_t k = impl_->BeginsBefore(begin); k < impl_->num_begins() && impl_->begin(k) < end; ++k) {
+    out.push_back(impl_->begin(k));
+  }
+  return out;
 }
 
 void IndexedDataset::Read(int64_t begin, int64_t count, int64_t* out) const {

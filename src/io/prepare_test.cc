@@ -1,8 +1,11 @@
 #include <sys/resource.h>
 #include <zlib.h>
 
+#include <thread>
+
 #include "base/rng.h"
 #include "io/dataset.h"
+#include "io/prepare.h"
 #include "io/test_util.h"
 
 namespace disagmoe {
@@ -55,14 +58,8 @@ std::string Gzip(const std::string& text, bool with_extra = false) {
 }
 
 PrepareStats Prepare(const std::vector<std::string>& inputs, const std::string& prefix, int64_t document_bytes = 0,
-                     const std::string& key = "") {
-  return PrepareBytes(inputs, key, document_bytes, prefix, nullptr);
-}
-
-TEST(Bytes, EncodeAndDecode) {
-  EXPECT_EQ(EncodeBytes(std::string("a\0\xff", 3), true), (std::vector<int32_t>{97, 0, 255, 256}));
-  EXPECT_EQ(EncodeBytes("", false), std::vector<int32_t>());
-  EXPECT_EQ(DecodeBytes({104, 256, 105, -1, 300}), "hi");
+                     const std::string& key = "text", int workers = 2) {
+  return Prepare(inputs, *LoadTokenizer("bytes"), prefix, {key, document_bytes, workers, {}});
 }
 
 TEST(Prepare, OneDocumentAFile) {
@@ -212,25 +209,102 @@ TEST(Prepare, RefusesUnreadableInput) {
   EXPECT_EQ(ListFolder(folder.path()), std::vector<std::string>{"empty"});
 }
 
-int64_t last_done, last_total, calls;
-void Note(int64_t done, int64_t total) {
-  EXPECT_GE(done, last_done);
-  EXPECT_LE(done, total);
-  last_done = done;
-  last_total = total;
-  ++calls;
-}
-
 TEST(Prepare, ReportsProgressInBytesOfTheFiles) {
   TemporaryFolder folder;
   const std::string packed = Gzip(std::string(3000000, 'a'));
   WriteAll(folder / "a", std::string(3000000, 'a'));
   WriteAll(folder / "b.gz", packed);
-  last_done = last_total = calls = 0;
-  PrepareBytes({folder / "a", folder / "b.gz"}, "", 0, folder / "x", Note);
+  int64_t last_done = 0, last_total = 0, calls = 0;
+  const auto note = [&](int64_t done, int64_t total) {
+    EXPECT_GE(done, last_done);
+    EXPECT_LE(done, total);
+    last_done = done;
+    last_total = total;
+    ++calls;
+  };
+  Prepare({folder / "a", folder / "b.gz"}, *LoadTokenizer("bytes"), folder / "x", {"text", 0, 2, note});
   EXPECT_EQ(last_total, static_cast<int64_t>(3000000 + packed.size()));
   EXPECT_EQ(last_done, last_total);
   EXPECT_GE(calls, 4);
+}
+
+// Doubles every byte, and refuses text with a '!'. Slower for some documents than for others, to mix up the threads.
+class Doubling : public Tokenizer {
+ public:
+  std::vector<int32_t> Encode(const std::string& text) const override {
+    if (text.find('!') != std::string::npos) throw Error("refused " + text);
+    std::this_thread::sleep_for(std::chrono::microseconds(text.size() % 3 * 50));
+    std::vector<int32_t> tokens;
+    for (unsigned char c : text) tokens.insert(tokens.end(), {c, c});
+    return tokens;
+  }
+  std::string Decode(const std::vector<int32_t>&) const override { return ""; }
+  int64_t vocab_size() const override { return 100000; }
+  int32_t eod() const override { return 99999; }
+};
+
+TEST(Prepare, AnyNumberOfWorkersWritesTheSameFiles) {
+  TemporaryFolder folder(FastFolder());
+  Rng rng(7);
+  std::string lines, text;
+  int64_t documents = 0, bytes = 0;
+  for (int i = 0; i < 1500; ++i) {
+    const std::string words(rng.Below(1500), static_cast<char>('a' + rng.Below(26)));
+    lines += "{\"text\": \"" + words + "\"}\n";
+    text += words + "\n\n";
+    documents += !words.empty();
+    bytes += static_cast<int64_t>(words.size());
+  }
+  WriteAll(folder / "a.jsonl", lines);
+  WriteAll(folder / "b.txt", text);
+  const Doubling tokenizer;
+  for (int workers : {1, 2, 5}) {
+    const std::string name = folder / std::to_string(workers);
+    const PrepareStats stats = Prepare({folder / "a.jsonl"}, tokenizer, name, {"text", 1, workers, {}});
+    EXPECT_EQ(stats.documents, documents);
+    EXPECT_EQ(stats.tokens, 2 * bytes + documents);
+    EXPECT_EQ(stats.bytes_in, static_cast<int64_t>(lines.size()));
+    EXPECT_EQ(ReadAll(name + ".bin"), ReadAll(folder / "1.bin"));
+    EXPECT_EQ(ReadAll(name + ".idx"), ReadAll(folder / "1.idx"));
+    EXPECT_EQ(Inspect(name).dtype, "i32");
+    // The same documents, all in order.
+    Prepare({folder / "b.txt", folder / "a.jsonl"}, tokenizer, name + "both", {"text", 1, workers, {}});
+    EXPECT_EQ(ReadAll(name + "both.bin"), ReadAll(folder / "1both.bin"));
+  }
+}
+
+TEST(Prepare, TheFirstFaultIsReportedWithAnyNumberOfWorkers) {
+  TemporaryFolder folder;
+  std::string lines;
+  for (int i = 0; i < 5000; ++i) {
+    lines += i % 1000 == 700 ? "{\"text\": \"bad " + std::to_string(i) + "!\"}\n" : "{\"text\": \"" + std::string(500, 'x') + "\"}\n";
+  }
+  WriteAll(folder / "a.jsonl", lines);
+  WriteAll(folder / "b.gz", Gzip("text").substr(0, 12));  // read while batches of the first are still encoded
+  for (int workers : {1, 2, 16}) {
+    const auto prepare = [&](const std::vector<std::string>& files) {
+      return ErrorOf([&] { Prepare(files, Doubling(), folder / "x", {"text", 0, workers, {}}); });
+    };
+    EXPECT_EQ(prepare({folder / "a.jsonl", folder / "b.gz"}), "refused bad 700!") << workers;
+    EXPECT_NE(prepare({folder / "b.gz", folder / "a.jsonl"}).find("gzip"), std::string::npos);
+  }
+  EXPECT_EQ(ListFolder(folder.path()), (std::vector<std::string>{"a.jsonl", "b.gz"}));
+}
+
+// A tokenizer that is not by byte sees whole documents, however long.
+TEST(Prepare, DocumentsAreEncodedWhole) {
+  class Once : public Doubling {
+   public:
+    std::vector<int32_t> Encode(const std::string& text) const override { return {static_cast<int32_t>(text.size() % 99999)}; }
+  };
+  TemporaryFolder folder;
+  WriteAll(folder / "a", std::string(3000001, 'a') + "\n\n" + std::string(5, 'b'));
+  Prepare({folder / "a"}, Once(), folder / "x", {"text", 10, 2, {}});
+  const IndexedDataset data(folder / "x");
+  std::vector<int64_t> tokens(4);
+  ASSERT_EQ(data.num_tokens(), 4);
+  data.Read(0, 4, tokens.data());
+  EXPECT_EQ(tokens, (std::vector<int64_t>{3000003 % 99999, 99999, 5, 99999}));
 }
 
 #ifndef __SANITIZE_ADDRESS__

@@ -12,8 +12,15 @@ struct AttentionBlock {
   int64_t sequence = 0, sequences = 0, row = 0, rows = 0, key = 0, keys = 0;
   Tensor mask;  // [rows, keys], zeros and -infinity; undefined: causal, with key = row
 
-  Tensor Queries(const Tensor& x, int64_t dim) const { return x.narrow(0, sequence, sequences).narrow(dim, row, rows); }
-  Tensor Keys(const Tensor& x, int64_t dim) const { return x.narrow(0, sequence, sequences).narrow(dim, key, keys); }
+  // The block's part of x, sequences first and rows in `dim`.
+  Tensor Queries(const Tensor& x, int64_t dim) const { return Part(x, dim, row, rows); }
+  Tensor Keys(const Tensor& x, int64_t dim) const { return Part(x, dim, key, keys); }
+
+ private:
+  Tensor Part(const Tensor& x, int64_t dim, int64_t first, int64_t count) const {
+    if (sequences == x.size(0) && count == x.size(dim)) return x;  // views cost as much as short sequences
+    return x.narrow(0, sequence, sequences).narrow(dim, first, count);
+  }
 };
 
 // All of them, for inputs q [B, s, ...]. at_once: so many queries at most in a block with a mask; without a window

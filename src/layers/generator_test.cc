@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/rng.h"
+#include "layers/layers_for_tests.h"
 #include "layers/reference.h"
 
 namespace disagmoe {
@@ -46,13 +47,8 @@ TEST_P(Generators, EveryStepIsTheWholeForward) {
   GetParam().change(config.model);
   Generator generator(config, at::kCPU);
   Reference whole(config, at::kCPU);
-  for (ParamStore* store : {&generator.store(), &whole.store()}) {
-    store->Initialise(5);
-    for (const auto& p : store->held()) {
-      const Tensor master = store->Get(p.spec.name).master;
-      if (!p.spec.norm_weight && p.spec.init_std == 0) master.copy_(at::linspace(-0.4, 0.5, master.numel()).view_as(master));
-    }
-  }
+  RandomWeights(generator.store(), 5);
+  RandomWeights(whole.store(), 5);
   Rng rng(2);
   std::vector<int64_t> tokens;
   for (int i = 0; i < 30; ++i) tokens.push_back(static_cast<int64_t>(rng.Below(23)));

@@ -85,7 +85,8 @@ void AddRowDots(const Tensor& d_out, const Tensor& src, const Tensor& position, 
 void AddSegments(const Tensor& src, const Tensor& weight, const std::vector<int64_t>& begin, Tensor& sums);
 
 // Cross entropy summed over rows; logits [T, V] become the gradient scale * (softmax - onehot) in place.
-// labels [T] int64 in [0, V); returns the sum of the losses (fp64 sum of fp32 values). gradient = false leaves logits unspecified.
+// labels [T] int64 in [0, V), or kNoLabel: such a row has no loss and gradient 0. Returns the sum of the losses (fp64 sum of fp32 values). gradient = false leaves logits unspecified.
+inline constexpr int64_t kNoLabel = -100;
 double CrossEntropy(Tensor& logits, const Tensor& labels, double scale, bool gradient);
 
 namespace generic {

@@ -1,10 +1,12 @@
 // SwiGLU and cross entropy on the CPU.
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <memory>
 
+#include "layers/kernels.h"
 #include "layers/kernels_cpu.h"
 #include "layers/lanes_math.h"
 
@@ -176,6 +178,11 @@ double CrossEntropy(Tensor& logits, const Tensor& labels, double scale, bool gra
     T* p = logits.mutable_data_ptr<T>();
     at::parallel_for(0, rows, Grain(n), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
+        if (label[t] == kNoLabel) {
+          losses[t] = 0;
+          if (gradient) std::fill_n(p + t * n, n, T(0));
+          continue;
+        }
         DM_CHECK(label[t] >= 0 && label[t] < n, "label " + std::to_string(label[t]) + " of " + std::to_string(n));
         losses[t] = CrossEntropyRow(p + t * n, n, label[t], static_cast<float>(scale), gradient);
       }

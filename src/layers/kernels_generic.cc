@@ -187,13 +187,14 @@ void AddSegments(const Tensor& src, const Tensor& weight, const std::vector<int6
 
 double CrossEntropy(Tensor& logits, const Tensor& labels, double scale, bool gradient) {
   const Tensor wide = Wide(logits);
-  const Tensor index = labels.unsqueeze(1);
+  const Tensor skipped = labels.eq(kNoLabel).unsqueeze(1);
+  const Tensor index = labels.unsqueeze(1).masked_fill(skipped, 0);
   const Tensor lse = at::logsumexp(wide, -1, true);
-  const double loss = (lse - wide.gather(1, index)).sum(at::kDouble).item<double>();
+  const double loss = (lse - wide.gather(1, index)).masked_fill(skipped, 0).sum(at::kDouble).item<double>();
   if (gradient) {
     Tensor d = (wide - lse).exp_();
     d.scatter_add_(1, index, at::full_like(index, -1, d.options()));
-    logits.copy_(d.mul_(scale));
+    logits.copy_(d.mul_(scale).masked_fill_(skipped, 0));
   }
   return loss;
 }

@@ -386,6 +386,7 @@ TEST_F(RouterTest, RowsOutOfRangeAreRefused) {
   EXPECT_THROW(Gates({}, at::ones({1, 2}), at::tensor({2}, at::kInt).view({1, 1}), gates), InternalError);
   Tensor logits = at::randn({1, 4});
   EXPECT_THROW(CrossEntropy(logits, at::tensor({4}, at::kLong), 1, true), InternalError);
+  EXPECT_THROW(CrossEntropy(logits, at::tensor({-1}, at::kLong), 1, true), InternalError);
 }
 
 TEST_F(RouterTest, CrossEntropyMatchesAutograd) {
@@ -405,6 +406,22 @@ TEST_F(RouterTest, CrossEntropyMatchesAutograd) {
         Tensor again = logits.clone();
         EXPECT_NEAR(function(again, labels, 0.25, false), loss.item<double>(), 1e-6 * (1 + loss.item<double>()));
       }
+    }
+  }
+}
+
+// As torch.nn.functional.cross_entropy has its ignore_index: as if the rows were not there.
+TEST_F(RouterTest, CrossEntropySkipsRowsWithoutLabel) {
+  for (const at::ScalarType type : Types()) {
+    const Tensor logits = (at::randn({6, 30}) * 5).to(type);
+    const Tensor labels = at::tensor({3, -100, 29, -100, 0, -100}, at::kLong), rows = at::tensor({0, 2, 4}, at::kLong);
+    for (const auto function : {CrossEntropy, generic::CrossEntropy}) {
+      Tensor expected = logits.index_select(0, rows), work = logits.clone(), again = logits.clone();
+      const double loss = function(expected, labels.index_select(0, rows), 0.25, true);
+      EXPECT_NEAR(function(work, labels, 0.25, true), loss, 1e-12 * loss);
+      EXPECT_TRUE(at::equal(work.index_select(0, rows), expected));
+      EXPECT_EQ(work.index_select(0, at::tensor({1, 3, 5}, at::kLong)).abs().max().item<double>(), 0);
+      EXPECT_NEAR(function(again, labels, 0.25, false), loss, 1e-12 * loss);
     }
   }
 }

@@ -31,8 +31,14 @@ Reference::Reference(const RunConfig& config, at::Device device)
 }
 
 Reference::Losses Reference::Run(const Tensor& tokens, bool backward) {
-  const int64_t L = model_.num_hidden_layers, s = tokens.size(1) - 1, T = tokens.size(0) * s;
-  const Tensor ids = tokens.narrow(1, 0, s).reshape({T}), labels = tokens.narrow(1, 1, s).reshape({T});
+  const int64_t s = tokens.size(1) - 1;
+  return Run(Batch{tokens.narrow(1, 0, s), tokens.narrow(1, 1, s), {}, 0}, backward);
+}
+
+Reference::Losses Reference::Run(const Batch& batch, bool backward) {
+  const int64_t L = model_.num_hidden_layers, T = batch.tokens.numel();
+  const Tensor ids = batch.tokens.reshape({T}), labels = batch.labels.reshape({T});
+  const double token_scale = batch.step_labels > 0 ? 1 / static_cast<double>(batch.step_labels) : scale_.token;
   const Param& embed = store_.Get("embed");
   const auto rows = [&] { return at::empty({T, model_.hidden_size}, embed.value.options()); };
   std::vector<AttentionSaved> attention(L);
@@ -44,6 +50,7 @@ Reference::Losses Reference::Run(const Tensor& tokens, bool backward) {
   Tensor x = rows();
   EmbedForward(embed, ids, x);
   for (int64_t l = 0; l < L; ++l) {
+    attention[l].documents = batch.documents;
     const AttentionOutput a = AttentionForward(model_, attention_[l], x, attention[l]);
     check(attention[l].rstd1, 2 * l - 1);
     x = rows();
@@ -59,7 +66,7 @@ Reference::Losses Reference::Run(const Tensor& tokens, bool backward) {
   }
   Tensor d = rows();
   bool finite = true;
-  losses.tokens = HeadForwardBackward(model_, *head_, x, labels, scale_.token, backward ? &d : nullptr, &finite);
+  losses.tokens = HeadForwardBackward(model_, *head_, x, labels, token_scale, backward ? &d : nullptr, &finite);
   if (losses.bad_stage == kAllFinite && !finite) losses.bad_stage = 2 * L;
   if (losses.bad_stage == kAllFinite && !std::isfinite(losses.tokens)) losses.bad_stage = 2 * L + 1;
   if (!backward) return losses;

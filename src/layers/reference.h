@@ -33,7 +33,14 @@ class Reference {
     double aux = 0;     // weighted
     int64_t bad_stage = kAllFinite;  // 1 + stage, or 0
   };
-  // tokens [b, s + 1] int64. backward: adds to the gradients.
+  struct Batch {  // of b sequences
+    Tensor tokens, labels;           // [b, s] int64; kNoLabel counts for nothing
+    std::vector<int64_t> documents;  // of AttentionSaved
+    int64_t step_labels = 0;         // that count, of all batches of the step; 0: all
+  };
+  // backward: adds to the gradients.
+  Losses Run(const Batch& batch, bool backward);
+  // tokens [b, s + 1] int64: one text a sequence.
   Losses Run(const Tensor& tokens, bool backward);
   // Logits of the last position of tokens [1, t], t <= s: for generation.
   Tensor LastLogits(const Tensor& tokens);

@@ -10,6 +10,7 @@
 #include <map>
 
 #include "base/rng.h"
+#include "layers/layers_for_tests.h"
 #include "layers/rotary.h"
 
 namespace disagmoe {
@@ -191,14 +192,7 @@ TEST_P(AgainstNaive, LossAndGradients) {
   RunConfig config = TinyConfig();
   GetParam().change(config);
   Reference model(config, at::kCPU);
-  model.store().Initialise(5);
-  // Norm weights away from one and biases from zero, so that they matter.
-  for (const auto& p : model.store().held()) {
-    const Tensor master = model.store().Get(p.spec.name).master;
-    if (p.spec.norm_weight) master.mul_(at::linspace(0.5, 1.5, p.spec.shape[0]));
-    if (!p.spec.norm_weight && p.spec.init_std == 0) master.copy_(at::linspace(-0.4, 0.5, master.numel()).view_as(master));
-  }
-  model.store().Refresh(0, model.store().numel());
+  RandomWeights(model.store(), 5);
   const Tensor tokens = RandomTokens(config, 7);
   const auto got = model.Run(tokens, true);
 

@@ -140,6 +140,7 @@ void Executor::SeeBad(int stage, int mb) {
 PassResult Executor::Run(const Schedule& schedule, const PassSpec& pass) {
   schedule_ = &schedule;
   pass_ = pass;
+  if (pass.labels > 0) scale_.token = 1 / static_cast<double>(pass.labels);
   result_ = {};
   result_.expert_tokens.assign(model_.num_hidden_layers * model_.num_experts, 0);
   DM_CHECK(schedule.executable(), "the runtime executes whole stages and one route");

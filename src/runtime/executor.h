@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "io/dataset.h"
+#include "io/batches.h"
 #include "layers/blocks.h"
 #include "layers/reference.h"
 #include "runtime/exchange.h"
@@ -27,6 +27,7 @@ struct PassSpec {
   bool held_out = false;
   int64_t first_sequence = 0;  // global number of the first sequence of all replicas' micro-batches
   int64_t first_micro_batch = 0;  // of this replica's share: micro-batch 0 of the schedule
+  int64_t labels = 0;          // that count, of all replicas' micro-batches; 0: all
 };
 
 struct PassResult {
@@ -70,6 +71,9 @@ class Executor {
   Incoming TakeCombine(int boundary, int mb, int64_t first_token, int64_t tokens);
   void SendCombineBackward(int boundary, int mb, const Tensor& d, const Incoming& in);
   Tensor Tokens(int mb, int64_t first_token, int64_t tokens, bool labels) const;
+  // Of AttentionSaved.
+  std::vector<int64_t> Documents(int mb, int64_t first_token, int64_t tokens) const;
+  int64_t SequenceOf(int mb, int64_t token) const;  // by number in the run
 
   // Messages over a boundary, from or to worker i of the group at its other end.
   void Post(int boundary, int mb, bool backward, size_t peer_index, Buffer message, int64_t rows);
@@ -95,7 +99,7 @@ class Executor {
   const at::ScalarType dtype_;
   Waits& waits_;
   Status& status_;
-  const LossScale scale_;
+  LossScale scale_;
   Rotary rotary_;
   BufferPool pool_;
   std::vector<std::unique_ptr<AttentionParams>> attention_params_;  // by layer, null if not here

@@ -9,18 +9,40 @@
 
 namespace disagmoe {
 
+int64_t Executor::SequenceOf(int mb, int64_t token) const {
+  const TrainConfig& t = config_.train;
+  return pass_.first_sequence + (pass_.first_micro_batch + mb) * t.micro_batch_size + token / t.seq_length;
+}
+
 Tensor Executor::Tokens(int mb, int64_t first_token, int64_t tokens, bool labels) const {
-  const int64_t s = config_.train.seq_length, b = config_.train.micro_batch_size;
+  const int64_t s = config_.train.seq_length;
   Tensor out = at::empty({tokens}, at::kLong);
-  std::vector<int64_t> sequence(s + 1);
+  std::vector<int64_t> sequence(s + 1), begins;
   for (int64_t t = first_token; t < first_token + tokens;) {
-    const int64_t in_sequence = t % s, n = std::min(s - in_sequence, first_token + tokens - t);
-    const int64_t g = pass_.first_sequence + (pass_.first_micro_batch + mb) * b + t / s;
-    pass_.held_out ? batches_.HeldOut(g, sequence.data()) : batches_.Train(g, sequence.data());
+    const int64_t in_sequence = t % s, n = std::min(s - in_sequence, first_token + tokens - t), g = SequenceOf(mb, t);
+    pass_.held_out ? batches_.HeldOut(g, sequence.data(), &begins) : batches_.Train(g, sequence.data(), &begins);
+    if (labels) {
+      for (int64_t begin : begins) {
+        if (begin > 0) sequence[begin] = kNoLabel;
+      }
+    }
     std::copy_n(sequence.data() + in_sequence + (labels ? 1 : 0), n, out.data_ptr<int64_t>() + (t - first_token));
     t += n;
   }
   return device_.is_cpu() ? out : out.to(device_);
+}
+
+std::vector<int64_t> Executor::Documents(int mb, int64_t first_token, int64_t tokens) const {
+  std::vector<int64_t> rows;
+  if (config_.data.documents == "join") return rows;
+  const int64_t s = config_.train.seq_length;
+  for (int64_t t = first_token; t < first_token + tokens; t += s) {  // an attention worker's slice is whole sequences
+    for (int64_t begin : batches_.Begins(pass_.held_out, SequenceOf(mb, t))) {
+      if (begin < s) rows.push_back(t - first_token + begin);
+    }
+  }
+  if (static_cast<int64_t>(rows.size()) * s == tokens) rows.clear();  // one a sequence needs no mask
+  return rows;
 }
 
 Executor::Incoming Executor::TakeCombine(int boundary, int mb, int64_t first_token, int64_t tokens) {
@@ -68,6 +90,7 @@ void Executor::ForwardAttention(int layer, int mb) {
     state->in = TakeCombine(stage - 1, mb, first, T);
     x = std::move(state->in.x);
   }
+  state->saved.documents = Documents(mb, first, T);
   const AttentionOutput a = AttentionForward(model_, *attention_params_[layer], x, state->saved);
   SeeRstd(state->saved.rstd1, stage - 1, mb);
   state->routes = MakeRoutes(topology_, layer, a.ids, a.gates, T, first);

@@ -241,8 +241,8 @@ TEST(Replicas, ExecuteTheirShare) {
   c10::NoGradGuard no_grad;
   RunConfig config = TinyRun();
   Colocated(config, 1, 1);
-  const IndexedDataset data(config.data.path);
-  const Batches batches(data, config.data.split, config.train.seq_length, config.train.seed);
+  const Corpus data(config.data.path, config.data.blend);
+  const Batches batches = BatchesOf(config, data);
   Status status;
   const auto run = [&](int replicas, int rank, const PassSpec& pass, bool poison) {
     RunConfig c = config;

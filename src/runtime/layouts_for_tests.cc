@@ -16,23 +16,30 @@ namespace disagmoe {
 namespace {
 
 // Words from a small random vocabulary, so that there is something to learn.
-std::string DataPrefix() {
-  static const std::string prefix = [] {
-    const std::string folder = std::filesystem::temp_directory_path() / ("disagmoe-test-" + std::to_string(getpid()));
-    std::filesystem::create_directories(folder);
-    Rng rng(1);
-    IndexedWriter writer(folder + "/text", 32);
-    for (int d = 0; d < 40; ++d) {
-      std::vector<int32_t> tokens;
-      for (int w = 0; w < 60; ++w) {
-        const int64_t word = static_cast<int64_t>(rng.Below(12));
-        for (int64_t i = 0; i <= word % 4; ++i) tokens.push_back(static_cast<int32_t>((word * 7 + i * 5) % 31));
-      }
-      writer.AddDocument(tokens);
+std::string WriteDocuments(const std::string& name, int documents, uint64_t words) {
+  const std::string folder = std::filesystem::temp_directory_path() / ("disagmoe-test-" + std::to_string(getpid()));
+  std::filesystem::create_directories(folder);
+  Rng rng(1);
+  IndexedWriter writer(folder + "/" + name, 32);
+  for (int d = 0; d < documents; ++d) {
+    std::vector<int32_t> tokens;
+    for (uint64_t w = 0; w < words; ++w) {
+      const int64_t word = static_cast<int64_t>(rng.Below(12));
+      for (int64_t i = 0; i <= word % 4; ++i) tokens.push_back(static_cast<int32_t>((word * 7 + i * 5) % 31));
     }
-    writer.Finish();
-    return folder + "/text";
-  }();
+    writer.AddDocument(tokens);
+  }
+  writer.Finish();
+  return folder + "/" + name;
+}
+
+std::string DataPrefix() {
+  static const std::string prefix = WriteDocuments("text", 40, 60);
+  return prefix;
+}
+
+std::string ShortDocuments() {
+  static const std::string prefix = WriteDocuments("short", 1000, 2);
   return prefix;
 }
 
@@ -98,6 +105,14 @@ RunConfig TinyRun() {
   c.device.type = "cpu";
   c.trace.steps = 0;
   c.data.path = DataPrefix();
+  return c;
+}
+
+RunConfig TinyPackedRun() {
+  RunConfig c = TinyRun();
+  c.data.path = "";
+  c.data.blend = {"0.3 " + DataPrefix(), "0.7 " + ShortDocuments()};
+  c.data.documents = "apart";
   return c;
 }
 

@@ -16,6 +16,8 @@ struct TestRun {
 };
 
 RunConfig TinyRun();
+// The same, on a blend of long documents and of short ones, many to a sample, that are apart.
+RunConfig TinyPackedRun();
 TestRun TrainInproc(const RunConfig& config, const std::function<void(ParamStore&)>& on_start = {});
 TestRun TrainReferenceForTest(const RunConfig& config, const std::function<void(ParamStore&)>& on_start = {});
 void ExpectSameTraining(const TestRun& got, const TestRun& want, double loss_tolerance = 1e-5, double gradient_tolerance = 1e-4);

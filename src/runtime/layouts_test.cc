@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "runtime/layouts_for_tests.h"
 
 namespace disagmoe {
@@ -44,10 +46,44 @@ INSTANTIATE_TEST_SUITE_P(
                     Layout{1, 1, 3, 1, true}, Layout{2, 1, 2, 1, true}, Layout{3, 1, 3, 1, true}, Layout{3, 3, 4, 4}),
     [](const auto& info) { return info.param.name(); });
 
+// Documents apart, from a blend: the step's loss is divided by the same number of labels in every layout.
+class PackedLayouts : public testing::TestWithParam<Layout> {};
+
+TEST_P(PackedLayouts, AgreeWithTheReference) {
+  const RunConfig config = With(TinyPackedRun(), GetParam());
+  const TestRun want = TrainReferenceForTest(config);
+  ExpectSameTraining(TrainInproc(config), want);
+  RunConfig joined = config;
+  joined.data.documents = "join";
+  EXPECT_GT(std::abs(TrainReferenceForTest(joined).result.steps[0].loss / want.result.steps[0].loss - 1), 1e-4);
+}
+
+// The head's shares cut sequences; attention's do not.
+INSTANTIATE_TEST_SUITE_P(Matrix, PackedLayouts,
+                         testing::Values(Layout{1, 1, 1, 1}, Layout{1, 1, 2, 5}, Layout{2, 2, 2, 3}, Layout{3, 2, 1, 2, false, "attention"},
+                                         Layout{2, 1, 2, 1, true}),
+                         [](const auto& info) { return info.param.name(); });
+
+TEST(PackedRuns, ReplicasRecomputationAndSplitBackwardsAgreeWithTheReference) {
+  RunConfig config = With(TinyPackedRun(), {2, 2, 1, 2});
+  config.layout.replicas = 2;
+  config.train.recompute = "layer";
+  config.schedule.name = "af-pipe-zb";
+  ExpectSameTraining(TrainInproc(config), TrainReferenceForTest(config));
+}
+
 struct Variant {
   std::string name;
   void (*change)(RunConfig&);
 };
+void Latent(RunConfig& c) {
+  ModelConfig& m = c.model;
+  m.kv_lora_rank = 12;
+  m.qk_nope_head_dim = 10;
+  m.qk_rope_head_dim = 6;
+  m.v_head_dim = 8;
+}
+
 class Variants : public testing::TestWithParam<Variant> {};
 
 TEST_P(Variants, AgreeWithTheReference) {
@@ -82,6 +118,33 @@ INSTANTIATE_TEST_SUITE_P(
                               c.train.micro_batch_size = 1;
                               c.model.qk_norm = true;
                               c.model.router_aux_loss = "global";
+                            }},
+                    Variant{"gpt_oss_attention",
+                            [](RunConfig& c) {
+                              ModelConfig& m = c.model;
+                              m.attention_bias = m.output_bias = m.attention_sinks = true;
+                              m.sliding_window = 7;
+                              m.layer_types = {"sliding_attention", "full_attention", "sliding_attention", "full_attention"};
+                            }},
+                    Variant{"latent", Latent},
+                    Variant{"latent_narrow_queries_recompute",
+                            [](RunConfig& c) {
+                              Latent(c);
+                              c.model.q_lora_rank = 14;
+                              c.train.recompute = "layer";
+                            }},
+                    Variant{"tied", [](RunConfig& c) { c.model.tie_word_embeddings = true; }},
+                    Variant{"tied_sharded",
+                            [](RunConfig& c) {
+                              c.model.tie_word_embeddings = true;
+                              c.train.shard_optimizer = true;
+                              c.layout.head = "attention";
+                            }},
+                    Variant{"tied_on_one_worker",  // which adds both gradients itself
+                            [](RunConfig& c) {
+                              c.model.tie_word_embeddings = true;
+                              c.layout = {};
+                              c.layout.colocated = true;
                             }},
                     Variant{"all_dense", [](RunConfig& c) { c.model.first_k_dense_replace = 4; }},
                     Variant{"one_micro_batch", [](RunConfig& c) { c.train.micro_batches = 1; }},

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/time.h"
@@ -17,8 +18,8 @@ RunResult TrainReference(const RunConfig& config, const RankContext& context) {
   c10::NoGradGuard no_grad;
   const TrainConfig& t = config.train;
   const at::Device device = PickDevice(config.device, context.local_rank);
-  const IndexedDataset data(config.data.path);
-  const Batches batches(data, config.data.split, t.seq_length, t.seed);
+  const Corpus data(config.data.path, config.data.blend);
+  const Batches batches = BatchesOf(config, data);
   Reference model(config, device);
   ParamStore& store = model.store();
   AdamW optimizer(store, {{0, store.numel()}}, t, &config.model);
@@ -38,27 +39,39 @@ RunResult TrainReference(const RunConfig& config, const RankContext& context) {
     RemoveLeftovers(config.out + "/checkpoints");
     log->Note("reference: one process, no disaggregation, on " + Describe(device, config.device.threads));
   }
-  auto micro_batch = [&](bool held_out, int64_t first) {
-    at::Tensor tokens = at::empty({t.micro_batch_size, t.seq_length + 1}, at::kLong);
-    for (int64_t i = 0; i < t.micro_batch_size; ++i) {
-      int64_t* out = tokens.data_ptr<int64_t>() + i * (t.seq_length + 1);
-      held_out ? batches.HeldOut(first + i, out) : batches.Train(first + i, out);
+  auto micro_batch = [&](bool held_out, int64_t first, int64_t step_labels) {
+    const int64_t b = t.micro_batch_size, s = t.seq_length;
+    at::Tensor tokens = at::empty({b, s + 1}, at::kLong), labels = at::empty({b, s}, at::kLong);
+    Reference::Batch batch;
+    std::vector<int64_t> begins;
+    for (int64_t i = 0; i < b; ++i) {
+      int64_t* out = tokens.data_ptr<int64_t>() + i * (s + 1);
+      held_out ? batches.HeldOut(first + i, out, &begins) : batches.Train(first + i, out, &begins);
+      labels[i].copy_(tokens[i].narrow(0, 1, s));
+      for (int64_t begin : begins) {
+        if (begin > 0) labels[i][begin - 1] = kNoLabel;
+        if (begin < s && config.data.documents == "apart") batch.documents.push_back(i * s + begin);
+      }
     }
-    return tokens.to(device);
+    batch.tokens = tokens.narrow(1, 0, s).to(device);
+    batch.labels = labels.to(device);
+    batch.step_labels = step_labels;
+    return batch;
   };
   RunResult result;
-  CheckpointSaver saver(config, 0, 1, ResumeKey(config, data.num_tokens()), *context.status, {}, [&](const CheckpointRecord& record) {
+  CheckpointSaver saver(config, 0, 1, ResumeKey(config, data.Fingerprint()), *context.status, {}, [&](const CheckpointRecord& record) {
     if (log) log->Checkpoint(record);
     result.checkpoint = record.folder;
   });
   auto evaluate = [&](int64_t step) {
     double loss = 0;
+    const int64_t labels = std::max<int64_t>(1, batches.CountedLabels(true, 0, t.eval_micro_batches * t.micro_batch_size));
     for (int64_t m = 0; m < t.eval_micro_batches; ++m) {
-      const auto l = model.Run(micro_batch(true, m * t.micro_batch_size), false);
+      const auto l = model.Run(micro_batch(true, m * t.micro_batch_size, labels), false);
       loss += l.tokens;
       CheckFinite(config, step, loss, 0, l.bad_stage == kAllFinite ? kAllFinite : BadKey(m, l.bad_stage - 1, config.model.num_hidden_layers));
     }
-    result.held_out.push_back({step, loss / static_cast<double>(t.eval_micro_batches * t.micro_batch_size * t.seq_length)});
+    result.held_out.push_back({step, loss / static_cast<double>(labels)});
     if (log) log->HeldOut(result.held_out.back());
   };
   const int64_t last = LastStep(t, resume);
@@ -75,9 +88,10 @@ RunResult TrainReference(const RunConfig& config, const RankContext& context) {
     StepRecord r;
     r.step = step;
     int64_t bad = kAllFinite;
+    const int64_t first = (step - 1) * sequences, labels = std::max<int64_t>(1, batches.CountedLabels(false, first, sequences));
     for (int64_t m = 0; m < t.micro_batches; ++m) {
-      const auto l = model.Run(micro_batch(false, (step - 1) * sequences + m * t.micro_batch_size), true);
-      r.loss += l.tokens / static_cast<double>(sequences * t.seq_length);
+      const auto l = model.Run(micro_batch(false, first + m * t.micro_batch_size, labels), true);
+      r.loss += l.tokens / static_cast<double>(labels);
       r.aux_loss += l.aux;
       if (bad == kAllFinite && l.bad_stage != kAllFinite) bad = BadKey(m, l.bad_stage - 1, L);
     }

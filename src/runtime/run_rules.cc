@@ -99,13 +99,13 @@ void CheckFinite(const RunConfig& config, int64_t step, double loss, double norm
                "lower train.lr or set train.clip_grad, and resume from a checkpoint well before this step"});
 }
 
-Resume FindCheckpoint(const RunConfig& config, const IndexedDataset& data) {
+Resume FindCheckpoint(const RunConfig& config, const Corpus& data) {
   if (config.train.resume.empty()) return {};
   Resume r;
   r.folder = ResolveCheckpoint(config.out + "/checkpoints", config.train.resume);
   const CheckpointManifest manifest = ReadManifest(r.folder);
   r.step = manifest.step;
-  RequireSameRun(manifest.layout, ResumeKey(config, data.num_tokens()), r.folder);
+  RequireSameRun(manifest.layout, ResumeKey(config, data.Fingerprint()), r.folder);
   if (r.step > LastStep(config.train, r)) {
     throw Error({"the checkpoint is beyond the last step", r.folder, "step " + std::to_string(r.step),
                  "at most " + std::to_string(config.train.steps), "raise train.steps; 0 only loads, evaluates and saves"});

@@ -7,7 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "io/dataset.h"
+#include "io/batches.h"
 #include "spec/config.h"
 
 namespace disagmoe {
@@ -25,7 +25,7 @@ struct Resume {
   std::string folder;  // "": a new run
 };
 // What train.resume names. Throws Error if it is of another run (see ResumeKey).
-Resume FindCheckpoint(const RunConfig& config, const IndexedDataset& data);
+Resume FindCheckpoint(const RunConfig& config, const Corpus& data);
 
 // Where the run ends. Without steps of its own (train.steps = 0) where it begins: it loads, evaluates and saves.
 inline int64_t LastStep(const TrainConfig& t, const Resume& resume) { return t.steps == 0 ? resume.step : t.steps; }

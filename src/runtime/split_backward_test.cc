@@ -64,6 +64,16 @@ INSTANTIATE_TEST_SUITE_P(
                     Split{"megatron-overlap", 2, 1, 2, 1}, Split{"megatron-overlap", 3, 1, 1, 1},
                     Split{"megatron-overlap", 3, 1, 3, 1, "attention"}, Split{"dualpipe-v", 1, 1, 1, 1},
                     Split{"dualpipe-v", 1, 1, 2, 1}, Split{"dualpipe-v", 2, 1, 2, 1},
+                    Split{"af-pipe-zb", 2, 2, 1, 1, "ffn", "latent_tied",
+                          [](RunConfig& c) {
+                            ModelConfig& m = c.model;
+                            m.kv_lora_rank = 12;
+                            m.q_lora_rank = 14;
+                            m.qk_nope_head_dim = 10;
+                            m.qk_rope_head_dim = 6;
+                            m.v_head_dim = 8;
+                            m.tie_word_embeddings = true;
+                          }},
                     Split{"dualpipe-v", 2, 1, 1, 1, "ffn", "uneven",
                           [](RunConfig& c) {
                             c.model.num_hidden_layers = 5;
@@ -135,8 +145,8 @@ TEST(SplitBackward, SameSeedSameLayoutSameBits) {
 // One worker holds everything and runs `schedule` once: the gradients.
 at::Tensor RunAlone(const RunConfig& config, const Schedule& schedule) {
   c10::NoGradGuard no_grad;
-  const IndexedDataset data(config.data.path);
-  const Batches batches(data, config.data.split, config.train.seq_length, config.train.seed);
+  const Corpus data(config.data.path, config.data.blend);
+  const Batches batches = BatchesOf(config, data);
   const Topology topology(config, schedule);
   ParamStore store(topology.held(0).params, at::kFloat, at::kCPU);
   store.Initialise(7);

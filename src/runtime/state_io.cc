@@ -42,7 +42,7 @@ Range Intersect(const Range& a, const Range& b) { return {std::max(a.begin, b.be
 
 }  // namespace
 
-std::string ResumeKey(const RunConfig& config, int64_t data_tokens) {
+std::string ResumeKey(const RunConfig& config, const std::string& data) {
   RunConfig c;  // all else at its default
   c.model = config.model;
   c.train.seq_length = config.train.seq_length;
@@ -51,7 +51,8 @@ std::string ResumeKey(const RunConfig& config, int64_t data_tokens) {
   c.train.seed = config.train.seed;
   c.train.dtype = config.train.dtype;
   c.data.split = config.data.split;
-  return PrintConfig(c) + "data tokens = " + std::to_string(data_tokens) + "\n";
+  c.data.documents = config.data.documents;
+  return PrintConfig(c) + "data tokens = " + data + "\n";
 }
 
 void StateParts::Take(const ParamStore& store, const AdamW& optimizer, const std::vector<Range>& weights,

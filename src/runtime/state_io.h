@@ -13,8 +13,8 @@
 
 namespace disagmoe {
 
-// What must be equal to continue a run: model, batch, sequence length, dtype, seed, data. As text.
-std::string ResumeKey(const RunConfig& config, int64_t data_tokens);
+// What must be equal to continue a run: model, batch, sequence length, dtype, seed, data (Corpus::Fingerprint). As text.
+std::string ResumeKey(const RunConfig& config, const std::string& data);
 
 // What a rank writes to a checkpoint, as arrays in host memory.
 class StateParts {

@@ -26,8 +26,8 @@ class Trainer {
       : config_(config),
         context_(context),
         device_(PickDevice(config.device, context.local_rank)),
-        data_(config.data.path),
-        batches_(data_, config.data.split, config.train.seq_length, config.train.seed),
+        data_(config.data.path, config.data.blend),
+        batches_(BatchesOf(config, data_)),
         schedule_(TrainingSchedule(config)),
         topology_(config, schedule_),
         held_(topology_.held(context.rank)),
@@ -36,7 +36,7 @@ class Trainer {
         waits_(context.rank, context.clock_offsets, static_cast<int64_t>(config.transport.timeout_s * 1e9), *context.status),
         executor_(config, topology_, store_, batches_, context.transport, context.rank, device_, waits_, *context.status),
         collectives_(context.transport, context.rank, waits_),
-        saver_(config, context.rank, topology_.world(), ResumeKey(config, data_.num_tokens()), *context.status, Links(),
+        saver_(config, context.rank, topology_.world(), ResumeKey(config, data_.Fingerprint()), *context.status, Links(),
                [this](const CheckpointRecord& record) { Published(record); }) {
     const int64_t held_out = Share(config.train.eval_micro_batches).size();
     if (held_out > 0) evaluation_ = ScheduleOf(config, held_out, false);
@@ -67,7 +67,7 @@ class Trainer {
   const RunConfig& config_;
   const RankContext& context_;
   const at::Device device_;
-  IndexedDataset data_;
+  Corpus data_;
   Batches batches_;
   Schedule schedule_, evaluation_;
   Topology topology_;
@@ -126,12 +126,13 @@ double Trainer::Evaluate(int64_t step) {
   ++pass_;
   const Range share = Share(config_.train.eval_micro_batches);
   PassResult pass;
-  if (share.size() > 0) pass = executor_.Run(evaluation_, {pass_, step, /*held_out=*/true, 0, share.begin});
+  const int64_t sequences = config_.train.eval_micro_batches * config_.train.micro_batch_size;
+  const int64_t labels = std::max<int64_t>(1, batches_.CountedLabels(true, 0, sequences));
+  if (share.size() > 0) pass = executor_.Run(evaluation_, {pass_, step, /*held_out=*/true, 0, share.begin, labels});
   context_.status->Doing("summing the held-out loss of step " + std::to_string(step));
-  const double tokens = static_cast<double>(config_.train.eval_micro_batches * config_.train.micro_batch_size * config_.train.seq_length);
   const auto sums = SumOverRanks({pass.token_loss, static_cast<double>(pass.bad)}, 0);
   CheckFinite(config_, step, sums[0], 0, static_cast<int64_t>(sums[1]));
-  return sums[0] / tokens;
+  return sums[0] / static_cast<double>(labels);
 }
 
 StepRecord Trainer::Step(int64_t step) {
@@ -142,7 +143,9 @@ StepRecord Trainer::Step(int64_t step) {
   waits_.Trace(traced ? &events_ : nullptr, step);
   ++pass_;
   const int64_t sequences = t.micro_batches * t.micro_batch_size;
-  const PassResult pass = executor_.Run(schedule_, {pass_, step, false, (step - 1) * sequences, Share(t.micro_batches).begin});
+  const int64_t first_sequence = (step - 1) * sequences;
+  const int64_t labels = std::max<int64_t>(1, batches_.CountedLabels(false, first_sequence, sequences));
+  const PassResult pass = executor_.Run(schedule_, {pass_, step, false, first_sequence, Share(t.micro_batches).begin, labels});
   routed_.resize(pass.expert_tokens.size());
   for (size_t i = 0; i < routed_.size(); ++i) routed_[i] += static_cast<double>(pass.expert_tokens[i]);
 
@@ -154,7 +157,7 @@ StepRecord Trainer::Step(int64_t step) {
   const auto sums = SumOverRanks({pass.token_loss, pass.aux_loss, squares, static_cast<double>(pass.bad)}, 1);
   StepRecord record;
   record.step = step;
-  record.loss = sums[0] / static_cast<double>(sequences * t.seq_length);
+  record.loss = sums[0] / static_cast<double>(labels);
   record.aux_loss = sums[1];
   record.grad_norm = std::sqrt(sums[2]);
   record.lr = LearningRate(t, step);

@@ -1,11 +1,5 @@
 #include "runtime/verify.h"
 
-#include <ATen/ATen.h>
-#include <ATen/Parallel.h>
-#include <c10/core/GradMode.h>
-
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -15,10 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "base/rng.h"
-#include "io/dataset.h"
-#include "layers/optimizer.h"
-#include "layers/reference.h"
+#include "runtime/generate.h"
 #include "runtime/state_io.h"
 #include "runtime/trainer.h"
 
@@ -160,39 +151,6 @@ int Verify(const VerifyOptions& options) {
     Print(rows, config, again.train.steps, checkpoint, sample);
   }
   return ok ? 0 : 1;
-}
-
-std::string GenerateText(const SampleOptions& options) {
-  c10::NoGradGuard no_grad;
-  std::string folder = options.from;
-  if (!std::filesystem::exists(folder + "/manifest.json")) folder = ResolveCheckpoint(folder + "/checkpoints", "latest");
-  // The manifest carries the run's configuration as text.
-  const std::filesystem::path file = std::filesystem::temp_directory_path() / ("disagmoe-" + std::to_string(getpid()) + ".toml");
-  std::ofstream(file) << ReadManifest(folder).config;
-  RunConfig config = LoadConfig(file.string(), {});
-  std::filesystem::remove(file);
-  if (config.model.vocab_size != kByteVocab) {
-    throw Error({"only byte-level models can be printed", folder, "vocabulary of " + std::to_string(config.model.vocab_size), std::to_string(kByteVocab), ""});
-  }
-  Reference model(config, at::kCPU);
-  LoadState(folder, model.store(), nullptr);
-  std::vector<int32_t> tokens = EncodeBytes(options.prompt, false);
-  if (tokens.empty()) tokens.push_back(kByteEod);
-  Rng rng(options.seed);
-  const size_t context = static_cast<size_t>(config.train.seq_length);
-  for (int64_t i = 0; i < options.bytes; ++i) {
-    const size_t n = std::min(tokens.size(), context);
-    at::Tensor in = at::empty({1, static_cast<int64_t>(n)}, at::kLong);
-    std::copy(tokens.end() - static_cast<int64_t>(n), tokens.end(), in.data_ptr<int64_t>());
-    const at::Tensor p = at::softmax((model.LastLogits(in) / std::max(options.temperature, 1e-3)).to(at::kDouble), 0);
-    double left = rng.Uniform();
-    int32_t next = 0;
-    for (; next + 1 < p.size(0) && (left -= p.const_data_ptr<double>()[next]) > 0; ++next) {
-    }
-    tokens.push_back(next);
-    if (next == kByteEod) break;
-  }
-  return DecodeBytes(tokens);
 }
 
 }  // namespace disagmoe

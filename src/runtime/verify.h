@@ -1,4 +1,4 @@
-// Looking at a finished run: does it agree with the reference, and what does the model write?
+// Looking at a finished run: does it agree with the reference? (What does the model write: generate.h.)
 #pragma once
 
 #include <cstdint>
@@ -18,15 +18,5 @@ struct VerifyOptions {
 // the tolerances that are printed (fp32: 1e-5 relative for losses, 1e-4 for the auxiliary
 // loss and gradient norms; bf16: 2e-2, 2e-1 and 5e-2), else 1.
 int Verify(const VerifyOptions& options);
-
-struct SampleOptions {
-  std::string from;  // folder of a run (its latest checkpoint), or of a checkpoint
-  std::string prompt = "The ";
-  int64_t bytes = 300;
-  double temperature = 0.8;
-  uint64_t seed = 1;
-};
-// Text of a byte-level model, in one process; each byte runs the whole context again.
-std::string GenerateText(const SampleOptions& options);
 
 }  // namespace disagmoe

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "runtime/local_run.h"
 #include "runtime/process_run.h"
+#include "runtime/generate.h"
 #include "runtime/verify.h"
 
 namespace disagmoe {
@@ -89,8 +90,10 @@ int RunCommand(const Words& w) {
     options.from = w.target;
     options.prompt = w.Option("prompt", options.prompt);
     options.bytes = std::stoll(w.Option("bytes", "300"));
-    options.temperature = std::stod(w.Option("temperature", "0.8"));
-    options.seed = std::stoull(w.Option("seed", "1"));
+    options.sampling.temperature = std::stod(w.Option("temperature", "0.8"));
+    options.sampling.top_k = std::stoll(w.Option("top-k", "0"));
+    options.sampling.top_p = std::stod(w.Option("top-p", "1"));
+    options.sampling.seed = std::stoull(w.Option("seed", "1"));
     std::printf("%s\n", GenerateText(options).c_str());
     return 0;
   }

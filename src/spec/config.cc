@@ -79,6 +79,10 @@ bool AssignRows(const toml::node& node, IntRows* rows) {
 
 bool AssignStrings(const toml::node& node, Strings* strings) {
   strings->clear();
+  if (node.is_string()) {  // one
+    strings->push_back(node.as_string()->get());
+    return true;
+  }
   if (!node.is_array()) return false;
   for (const toml::node& entry : *node.as_array()) {
     if (!entry.is_string()) return false;
@@ -270,7 +274,9 @@ class Loader : public ConfigOrigin {
     const std::string name = trimmed(text.substr(0, equals)), value = trimmed(text.substr(equals + 1));
     const ConfigKey* key = FindConfigKey(name);
     if (key == nullptr) UnknownKey(name, std::string(kCommandLine));
-    const bool is_string = std::holds_alternative<std::string*>(key->value(config_));
+    const ConfigValue target = key->value(config_);
+    const bool is_string = std::holds_alternative<std::string*>(target) ||
+                           (std::holds_alternative<Strings*>(target) && !value.starts_with('['));
     const bool bare = is_string && !value.starts_with('"') && !value.starts_with('\'');
     const std::optional<toml::table> parsed = ParseValue(bare ? TomlString(value) : value);
     if (!parsed) throw Error({"wrong type", std::string(kCommandLine) + ", " + name, TomlString(value), ExpectedValue(*key), {}});

@@ -64,7 +64,11 @@ struct TrainConfig {
 
 struct DataConfig {
   std::string path;              // prefix of a .bin/.idx pair
-  std::string split = "98,2";    // weights of training and held-out data, by documents or tokens in order
+  std::vector<std::string> blend;  // instead: weights and prefixes, {"0.7 data/a", "0.3 data/b"}
+  // "join": a sample is one text, whatever is in it; "apart": attention stays within a document, and its first token is
+  // no label.
+  std::string documents = "join";
+  std::string split = "98,2";    // weights of training and held-out data, by tokens in order, of each pair
 };
 
 struct TransportConfig {

@@ -208,6 +208,8 @@ class Checker {
   }
 
   void Split() {
+    Require(config_.data.blend.empty() || config_.data.path.empty(), "data.blend",
+            "[] with data.path = " + TomlString(config_.data.path), "data.path= clears the path");
     const std::vector<double> weights = ParseSplit(config_.data.split);
     Require(weights.size() >= 1 && weights.size() <= 3, "data.split",
             "weights of training and held-out data (a third is left unused), such as \"98,2\"");

@@ -171,6 +171,8 @@ std::vector<ConfigKey> TrainKeys() {
 std::vector<ConfigKey> OtherKeys() {
   return {
       Text(KEY(data.path), true, "prefix of a .bin/.idx pair, see `disagmoe data --help`"),
+      Flag(KEY(data.blend), "instead of path: \"0.7 data/a 0.3 data/b\", weights and prefixes; or an array of such strings"),
+      Choice(KEY(data.documents), {"join", "apart"}, "whether attention stays within a document, and its first token is no label"),
       Text(KEY(data.split), false, "weights of training and held-out data"),
       Choice(KEY(transport.kind), {"ucx", "inproc"}, "processes, or threads of one process"),
       Text(KEY(transport.tls), false, "UCX transports"),

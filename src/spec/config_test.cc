@@ -247,6 +247,8 @@ const Mistake kContradictions[] = {
     {"[data]\nsplit = '100'\n", {"train.eval_micro_batches=1"},
      "contradiction (run.toml:2, data.split): got \"100\", expected a held-out share above 0 with "
      "train.eval_micro_batches = 1"},
+    {"[data]\npath = 'a'\n", {"data.blend=1 b"},
+     "contradiction (command line, data.blend): got [\"1 b\"], expected [] with data.path = \"a\". Hint: data.path= clears the path"},
     {"[data]\nsplit = '0,1'\n", {},
      "contradiction (run.toml:2, data.split): got \"0,1\", expected a share of training data above 0"},
     {"[data]\nsplit = '1,0'\n", {"train.eval_micro_batches=1"},
@@ -272,6 +274,15 @@ INSTANTIATE_TEST_SUITE_P(Contradictions, MistakeTest, ::testing::ValuesIn(kContr
 TEST_F(ConfigTest, SplitsOfMegatronAndOfOnePart) {
   for (const char* split : {"949,50,1", "0.98, 0.02", "100", "90,10"})
     EXPECT_EQ(Load("", {std::string("data.split=") + split}).data.split, split);
+}
+
+TEST_F(ConfigTest, BlendsAsArraysAndAsMegatronHasThem) {
+  const std::vector<std::string> two = {"0.7 data/a", "0.3 data/b"}, flat = {"0.7 data/a 0.3 data/b"};
+  EXPECT_EQ(Load("[data]\nblend = ['0.7 data/a', '0.3 data/b']\n").data.blend, two);
+  EXPECT_EQ(Load("", {"data.blend=[\"0.7 data/a\", \"0.3 data/b\"]"}).data.blend, two);
+  EXPECT_EQ(Load("", {"data.blend=0.7 data/a 0.3 data/b"}).data.blend, flat);
+  EXPECT_EQ(Load("[data]\nblend = '0.7 data/a 0.3 data/b'\n").data.blend, flat);
+  EXPECT_EQ(Load("[data]\nblend = ['1 a']\n", {"data.blend=[]", "data.path=b"}).data.blend, std::vector<std::string>());
 }
 
 TEST_F(ConfigTest, BadTomlNamesTheLine) {

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes the .bin/.idx fixtures of the tests from the published description of the format, with struct alone.
 
-three_docs: i32, three documents with 2, 1 and 3 sequences (Megatron makes several with --split-sentences), with modes.
+three_docs: i32, three documents with 2, 1 and 3 sequences (Megatron makes several with --split-sentences), with modes,
+    all those of text.
 i64_tokens: i64, one document, values around the limits of 32 bits.
 """
 import pathlib
@@ -32,5 +33,5 @@ def write(name, code, letter, documents, modes=None):
     (FOLDER / f"{name}.bin").write_bytes(struct.pack(f"<{len(tokens)}{letter}", *tokens))
 
 
-write("three_docs", 4, "i", [[[70000, 1, 2], [3]], [[4, 5]], [[6], [], [7, 8, 9, 123456789]]], modes=[0, 0, 1, 0, 0, 1])
+write("three_docs", 4, "i", [[[70000, 1, 2], [3]], [[4, 5]], [[6], [], [7, 8, 9, 123456789]]], modes=[0] * 6)
 write("i64_tokens", 5, "q", [[[-1, 0, 2**31, 2**40]]])
