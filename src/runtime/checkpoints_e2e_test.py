@@ -83,7 +83,7 @@ class Kills(Base):
                                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
             if rng.random() < 0.8:  # else while it starts
                 deadline = time.time() + 60
-                while max(losses("kills")) <= step and time.time() < deadline:
+                while max(losses("kills"), default=0) <= step and time.time() < deadline:
                     time.sleep(0.01)
             time.sleep(rng.random() * 0.4)
             if rng.random() < 0.8:

@@ -28,7 +28,12 @@ void DropLaterLines(const std::string& path, int64_t first_step) {
     if (!j.is_discarded() && j.value("step", int64_t{0}) < first_step) kept += line + "\n";
   }
   in.close();
-  std::ofstream(path, std::ios::trunc) << kept;
+  std::ofstream out(path + ".tmp", std::ios::trunc);
+  out << kept;
+  out.close();
+  std::error_code error;
+  if (out) std::filesystem::rename(path + ".tmp", path, error);  // a kill must not lose them
+  if (!out || error) throw Error({"cannot write the metrics", path + ".tmp", "", "", "is the disk full?"});
 }
 
 std::string Duration(double s) {
