@@ -167,12 +167,6 @@ class DeepseekForCausalLM(transformers.LlamaForCausalLM):
             layer.mlp = DeepseekV2Moe(self.routed(config))
         self.post_init()
 
-    def _init_weights(self, module):
-        super()._init_weights(module)
-        if isinstance(module, (DeepseekV2Experts, DeepseekV2TopkRouter)):
-            for p in module.parameters(recurse=False):
-                transformers.initialization.normal_(p, std=self.config.initializer_range)
-
     @staticmethod
     def routed(config):
         keys = ("hidden_size", "hidden_act", "moe_intermediate_size", "n_routed_experts", "n_shared_experts",
@@ -184,6 +178,15 @@ class DeepseekForCausalLM(transformers.LlamaForCausalLM):
 
 
 class FirstDeepseek(Case):
+    def make(self):
+        """Llama's class leaves experts and routers as they are."""
+        model = super().make()
+        for module in model.modules():
+            if isinstance(module, (DeepseekV2Experts, DeepseekV2TopkRouter)):
+                for p in module.parameters(recurse=False):
+                    p.data.normal_(std=self.config.initializer_range)
+        return model
+
     def finish(self, folder):
         """transformers has no such model: config.json is the published form."""
         super().finish(folder)
