@@ -130,9 +130,11 @@ int SimulateRunCommand(const SimulateRunArguments& arguments);
 struct ModelArguments {
   std::string command;
   std::string from;  // folder of a run, or of a checkpoint
-  int64_t steps = 20, threads = 0, sample = 300, bytes = 300, seed = 1;
-  double temperature = 0.8;
+  int64_t steps = 20, threads = 0, sample = 300, tokens = 300, top_k = 0, seed = 1;
+  double temperature = 0.8, top_p = 1;
   std::optional<std::string> prompt;
+  std::string tokenizer;               // "": the model's own
+  std::vector<int64_t> prompt_tokens;  // instead of a prompt
   bool json = false;
 };
 int ModelCommand(const ModelArguments& arguments);

@@ -65,17 +65,24 @@ constexpr const char* kVerify = R"(Compares a finished run with the one-process 
 Exit code: 0 all figures agree within the tolerances shown, 1 some differ.
 )";
 
-constexpr const char* kGenerate = R"(Text from a byte-level model, in one process.
+constexpr const char* kGenerate = R"(What a model writes, in one process, token by token with cached keys and values.
 
-  disagmoe generate OUT|CHECKPOINT
+  disagmoe generate OUT|CHECKPOINT|MODEL
 
-  disagmoe generate out/demo --prompt "To " --bytes 500
+  disagmoe generate out/demo --prompt "To " --tokens 500
   disagmoe generate out/demo/checkpoints/step-00000050
+  disagmoe generate my-model --tokenizer my-model         a Hugging Face folder, here with the tokenizer named
 
-  --prompt TEXT   what it goes on from ("The ")
-  --bytes N       how much (300)
-  --temperature T 0: always the likeliest byte (0.8)
-  --seed N        (1)
+Text goes through the tokenizer that the model came with (kept in OUT/hf), bytes for a vocabulary of 257; without one, tokens are numbers.
+  --prompt TEXT         what it goes on from ("The ")
+  --prompt-tokens 1,2   instead
+  --tokenizer NAME      bytes, a SentencePiece FILE.model, a tokenizer.json or its folder
+  --tokens N            how many, unless the text ends before (300)
+  --temperature T       0: always the likeliest token (0.8)
+  --top-k K             draw from the K likeliest (0: all)
+  --top-p P             draw from the likeliest that make up P (1)
+  --seed N              (1)
+  --json                text, tokens and speed
 )";
 
 constexpr const char* kExport = R"(A checkpoint as a Hugging Face folder: safetensors, config.json, and the tokenizer that the model came with.

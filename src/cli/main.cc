@@ -132,7 +132,11 @@ void AddCommands(CommandLine& line) {
   CLI::App* generate = AddCommand(line, "generate");
   generate->add_option("from", line.model.from);
   generate->add_option("--prompt", line.model.prompt);
-  generate->add_option("--bytes", line.model.bytes)->check(CLI::PositiveNumber);
+  generate->add_option("--prompt-tokens", line.model.prompt_tokens)->delimiter(',')->check(CLI::NonNegativeNumber);
+  generate->add_option("--tokenizer", line.model.tokenizer);
+  generate->add_option("--tokens", line.model.tokens)->check(CLI::PositiveNumber);
+  generate->add_option("--top-k", line.model.top_k)->check(CLI::NonNegativeNumber);
+  generate->add_option("--top-p", line.model.top_p)->check(CLI::Range(0.0, 1.0));
   generate->add_option("--temperature", line.model.temperature)->check(CLI::NonNegativeNumber);
   generate->add_option("--seed", line.model.seed)->check(CLI::NonNegativeNumber);
 }

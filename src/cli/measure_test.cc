@@ -89,7 +89,7 @@ TEST_F(MeasureTest, StepsAfterTheWarmUp) {
   EXPECT_EQ(m.median(), 2);
   EXPECT_EQ(m.fastest(), 1);
   EXPECT_EQ(m.spread(), 0.5);  // quartiles 1.5 and 2.5
-  EXPECT_THAT(ReadAll("words"), testing::StartsWith("train plan.toml train.dtype=fp32 data.path=text train.save=false "));
+  EXPECT_THAT(ReadAll("words"), testing::StartsWith("train plan.toml train.dtype=fp32 data.path=text data.blend=[] train.save=false "));
   EXPECT_THAT(ReadAll("words"), HasSubstr(" train.steps=4 out=" + tmp_));
   ExpectNothingLeft();
 }

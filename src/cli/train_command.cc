@@ -123,7 +123,7 @@ int ReferenceCommand(const TrainArguments& arguments) {
 
 int ModelCommand(const ModelArguments& arguments) {
   if (!std::filesystem::is_directory(arguments.from)) {
-    throw Error({"no such folder", arguments.from, "", "the folder of a run (its out=) or of a checkpoint", ""});
+    throw Error({"no such folder", arguments.from, "", "the folder of a run (its out=), of a checkpoint or of Hugging Face", ""});
   }
   // As parsed, in one form: the worker need not know the ways to write a number.
   std::vector<std::string> words = {arguments.command, arguments.from};
@@ -134,8 +134,14 @@ int ModelCommand(const ModelArguments& arguments) {
     number("sample", arguments.sample);
   } else {
     if (arguments.prompt) words.push_back("--prompt=" + *arguments.prompt);
-    number("bytes", arguments.bytes);
+    if (!arguments.tokenizer.empty()) words.push_back("--tokenizer=" + arguments.tokenizer);
+    std::string tokens;
+    for (int64_t t : arguments.prompt_tokens) tokens += (tokens.empty() ? "" : ",") + std::to_string(t);
+    if (!tokens.empty()) words.push_back("--prompt-tokens=" + tokens);
+    number("tokens", arguments.tokens);
+    number("top-k", arguments.top_k);
     number("seed", arguments.seed);
+    words.push_back("--top-p=" + TomlNumber(arguments.top_p));
     words.push_back("--temperature=" + TomlNumber(arguments.temperature));
   }
   if (arguments.json) words.push_back("--json");

@@ -245,8 +245,8 @@ TEST_F(PlanFileTest, Mistakes) {
               HasSubstr("contradiction (plan.toml, layout.replicas): got 1, expected 2"));
   EXPECT_THAT(Fault(kPlan, {"model.from=gpt-oss-20"}), HasSubstr("did you mean 'gpt-oss-20b'?"));
   EXPECT_EQ(Fault(kPlan, {"plan.clustr=x"}), "unknown key (command line): got 'plan.clustr'. Hint: did you mean 'plan.cluster'?");
-  EXPECT_EQ(Fault(kPlan, {"plan.settings=5"}),
-            "wrong type (command line, plan.settings): got 5, expected an array of strings");
+  EXPECT_EQ(Fault(kPlan, {"plan.settings=5"}),  // one string
+            "not a setting (plan.toml, plan.settings): got \"5\", expected \"key=value\"");
   EXPECT_EQ(Fault(kPlan, {"plan.settings=[5]"}),
             "wrong type (command line, plan.settings): got an array, expected an array of strings");
 }

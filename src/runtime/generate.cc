@@ -2,16 +2,17 @@
 
 #include <ATen/ATen.h>
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
+#include <memory>
 #include <numeric>
 
 #include "base/error.h"
+#include "base/time.h"
+#include "io/initial_weights.h"
 #include "io/tokenizer.h"
 #include "runtime/state_io.h"
+#include "spec/hf_config.h"
 
 namespace disagmoe {
 namespace {
@@ -70,25 +71,91 @@ std::vector<int64_t> GenerateTokens(Generator& generator, std::vector<int64_t> p
   return out;
 }
 
-std::string GenerateText(const SampleOptions& options) {
-  std::string folder = options.from;
-  if (!std::filesystem::exists(folder + "/manifest.json")) folder = ResolveCheckpoint(folder + "/checkpoints", "latest");
-  // The manifest carries the run's configuration as text.
-  const std::filesystem::path file = std::filesystem::temp_directory_path() / ("disagmoe-" + std::to_string(getpid()) + ".toml");
-  std::ofstream(file) << ReadManifest(folder).config;
-  const RunConfig config = LoadConfig(file.string(), {});
-  std::filesystem::remove(file);
-  if (config.model.vocab_size != kByteVocab) {
-    throw Error({"only byte-level models can be printed", folder, "vocabulary of " + std::to_string(config.model.vocab_size), std::to_string(kByteVocab), ""});
+namespace {
+
+struct Loaded {
+  RunConfig config;
+  std::string checkpoint;  // "": of Hugging Face
+  std::string companions;  // folder that may have a tokenizer; ""
+};
+
+Loaded Find(const std::string& from) {
+  namespace fs = std::filesystem;
+  Loaded out;
+  if (fs::exists(from + "/manifest.json")) out.checkpoint = from;
+  else if (fs::exists(from + "/checkpoints")) out.checkpoint = ResolveCheckpoint(from + "/checkpoints", "latest");
+  if (out.checkpoint.empty()) {
+    out.config.model = LoadHfModel(from).hf.model;
+    out.config.train.init = out.companions = from;
+    CheckInitialWeights(out.config);
+    return out;
   }
-  Generator generator(config, at::kCPU);
-  LoadState(folder, generator.store(), nullptr);
-  std::vector<int32_t> text = EncodeBytes(options.prompt, false);
-  if (text.empty()) text.push_back(kByteEod);
-  for (int64_t t : GenerateTokens(generator, {text.begin(), text.end()}, options.bytes, kByteEod, options.sampling)) {
-    text.push_back(static_cast<int32_t>(t));
+  out.config = ParseConfig(ReadManifest(out.checkpoint).config, out.checkpoint + "/manifest.json");
+  const fs::path kept = fs::weakly_canonical(out.checkpoint).parent_path().parent_path() / "hf";
+  if (fs::is_directory(kept)) out.companions = kept.string();
+  return out;
+}
+
+// What the model came with, or bytes for their vocabulary; null: none.
+std::unique_ptr<Tokenizer> TokenizerFor(const SampleOptions& options, const Loaded& model) {
+  namespace fs = std::filesystem;
+  std::string name = options.tokenizer;
+  if (name.empty() && fs::exists(model.companions + "/tokenizer.json")) name = model.companions;
+  if (name.empty() && fs::exists(model.companions + "/tokenizer.model")) name = model.companions + "/tokenizer.model";
+  if (name.empty() && model.config.model.vocab_size == kByteVocab) name = kByteTokenizer;
+  return name.empty() ? nullptr : LoadTokenizer(name);
+}
+
+std::vector<int64_t> PromptOf(const SampleOptions& options, const Tokenizer* tokenizer, int64_t vocabulary) {
+  std::vector<int64_t> prompt = options.prompt_tokens;
+  if (prompt.empty() && tokenizer == nullptr) {
+    throw Error({"no tokenizer for the prompt", options.from, "a vocabulary of " + std::to_string(vocabulary), {},
+                 "--tokenizer names one; --prompt-tokens 1,2,3 needs none"});
   }
-  return DecodeBytes(text);
+  if (prompt.empty()) {
+    for (int32_t t : tokenizer->Encode(options.prompt)) prompt.push_back(t);
+    if (prompt.empty()) prompt.push_back(tokenizer->eod());
+  }
+  for (int64_t t : prompt) {
+    if (t >= 0 && t < vocabulary) continue;
+    throw Error({"a prompt outside of the vocabulary", options.from, "token " + std::to_string(t),
+                 "0 to " + std::to_string(vocabulary - 1), "is it another model's tokenizer?"});
+  }
+  return prompt;
+}
+
+// -1 where the tokenizer does not say.
+int64_t EndOf(const Tokenizer* tokenizer) {
+  try {
+    return tokenizer == nullptr ? -1 : tokenizer->eod();
+  } catch (const Error&) {
+    return -1;
+  }
+}
+
+}  // namespace
+
+Sampled Generate(const SampleOptions& options) {
+  const Loaded model = Find(options.from);
+  const auto tokenizer = TokenizerFor(options, model);
+  Sampled out;
+  out.prompt = PromptOf(options, tokenizer.get(), model.config.model.vocab_size);
+  // Room for all of it: positions beyond the trained length are the user's wish.
+  Generator generator(model.config, at::kCPU, std::max(model.config.train.seq_length, std::ssize(out.prompt) + options.tokens));
+  if (model.checkpoint.empty()) SetInitialWeights(model.config, generator.store());
+  else LoadState(model.checkpoint, generator.store(), nullptr);
+  int64_t first = 0;
+  out.tokens = GenerateTokens(generator, out.prompt, options.tokens, EndOf(tokenizer.get()), options.sampling,
+                              [&](int64_t) { first = first == 0 ? NowNs() : first; });
+  out.seconds = first == 0 ? 0 : static_cast<double>(NowNs() - first) * 1e-9;
+  std::vector<int32_t> all(out.prompt.begin(), out.prompt.end());
+  all.insert(all.end(), out.tokens.begin(), out.tokens.end());
+  if (tokenizer != nullptr) {
+    out.text = tokenizer->Decode(all);
+  } else {
+    for (int32_t t : all) out.text += (out.text.empty() ? "" : " ") + std::to_string(t);
+  }
+  return out;
 }
 
 }  // namespace disagmoe

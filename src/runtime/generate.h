@@ -1,4 +1,4 @@
-// What does the model write? Text of a byte-level model, in one process.
+// What does the model write? In one process.
 #pragma once
 
 #include <cstdint>
@@ -27,12 +27,19 @@ std::vector<int64_t> GenerateTokens(Generator& generator, std::vector<int64_t> p
                                     const Sampling& sampling, const std::function<void(int64_t)>& on_token = {});
 
 struct SampleOptions {
-  std::string from;  // folder of a run (its latest checkpoint), or of a checkpoint
+  std::string from;                  // folder of a run (its latest checkpoint), of a checkpoint, or of Hugging Face
+  std::string tokenizer = "";        // as LoadTokenizer takes it; "": see TokenizerFor
   std::string prompt = "The ";
-  int64_t bytes = 300;
+  std::vector<int64_t> prompt_tokens = {};  // instead
+  int64_t tokens = 300;
   Sampling sampling = {};
 };
-// The prompt and what follows.
-std::string GenerateText(const SampleOptions& options);
+struct Sampled {
+  std::vector<int64_t> prompt, tokens;
+  std::string text;     // the prompt and what follows; without a tokenizer the tokens' numbers
+  double seconds = 0;   // from the first token to the last
+};
+// Throws Error: no such model, a prompt that the vocabulary does not have, text without a tokenizer.
+Sampled Generate(const SampleOptions& options);
 
 }  // namespace disagmoe

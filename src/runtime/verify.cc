@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "io/tokenizer.h"
 #include "runtime/generate.h"
 #include "runtime/state_io.h"
 #include "runtime/trainer.h"
@@ -137,7 +138,9 @@ int Verify(const VerifyOptions& options) {
     if (config.train.eval_micro_batches > 0) {
       for (const auto& h : TrainReference(last, context).held_out) held_out("held-out loss after training", h.step, h.loss);
     }
-    if (options.sample > 0) sample = GenerateText({.from = checkpoint, .bytes = options.sample});
+    if (options.sample > 0 && config.model.vocab_size == kByteVocab) {
+      sample = Generate({.from = checkpoint, .tokens = options.sample}).text;
+    }
   }
   const bool ok = std::all_of(rows.begin(), rows.end(), [](const Comparison& r) { return r.ok(); });
   if (options.json) {

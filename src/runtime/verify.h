@@ -10,7 +10,7 @@ struct VerifyOptions {
   std::string out;      // folder of the run
   int64_t steps = 20;   // so many steps are trained again in one process
   int threads = 0;      // of the reference; 0: as a worker of the run had
-  int64_t sample = 300; // bytes of generated text; 0: none
+  int64_t sample = 300; // tokens that a byte-level model writes; 0: none
   bool json = false;
 };
 // Trains the first steps again with the one-process reference on the same batches and compares with metrics.jsonl; loads

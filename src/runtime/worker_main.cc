@@ -5,8 +5,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <algorithm>
 #include <string>
 #include <vector>
+
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "runtime/local_run.h"
@@ -66,6 +69,38 @@ int Train(const Words& w) {
   return 0;
 }
 
+std::vector<int64_t> Numbers(const std::string& text) {
+  std::vector<int64_t> out;
+  for (size_t begin = 0; begin < text.size(); begin = text.find(',', begin) == text.npos ? text.size() : text.find(',', begin) + 1) {
+    out.push_back(std::stoll(text.substr(begin)));
+  }
+  return out;
+}
+
+int PrintSample(const Words& w) {
+  SampleOptions options;
+  options.from = w.target;
+  options.tokenizer = w.Option("tokenizer", "");
+  options.prompt = w.Option("prompt", options.prompt);
+  options.prompt_tokens = Numbers(w.Option("prompt-tokens", ""));
+  options.tokens = std::stoll(w.Option("tokens", "300"));
+  options.sampling.temperature = std::stod(w.Option("temperature", "0.8"));
+  options.sampling.top_k = std::stoll(w.Option("top-k", "0"));
+  options.sampling.top_p = std::stod(w.Option("top-p", "1"));
+  options.sampling.seed = std::stoull(w.Option("seed", "1"));
+  const Sampled sampled = Generate(options);
+  if (!w.json) {
+    std::printf("%s\n", sampled.text.c_str());
+    return 0;
+  }
+  const nlohmann::ordered_json json = {{"text", sampled.text},
+                                       {"prompt_tokens", sampled.prompt},
+                                       {"tokens", sampled.tokens},
+                                       {"tokens_per_second", static_cast<double>(sampled.tokens.size()) / std::max(sampled.seconds, 1e-9)}};
+  std::puts(json.dump(-1, ' ', true, nlohmann::ordered_json::error_handler_t::replace).c_str());
+  return 0;
+}
+
 int RunCommand(const Words& w) {
   if (w.command == "train") return Train(w);
   if (w.command == "reference") {
@@ -85,18 +120,7 @@ int RunCommand(const Words& w) {
     options.json = w.json;
     return Verify(options);
   }
-  if (w.command == "generate") {
-    SampleOptions options;
-    options.from = w.target;
-    options.prompt = w.Option("prompt", options.prompt);
-    options.bytes = std::stoll(w.Option("bytes", "300"));
-    options.sampling.temperature = std::stod(w.Option("temperature", "0.8"));
-    options.sampling.top_k = std::stoll(w.Option("top-k", "0"));
-    options.sampling.top_p = std::stod(w.Option("top-p", "1"));
-    options.sampling.seed = std::stoull(w.Option("seed", "1"));
-    std::printf("%s\n", GenerateText(options).c_str());
-    return 0;
-  }
+  if (w.command == "generate") return PrintSample(w);
   throw Error({"unknown command", "disagmoe-worker", "'" + w.command + "'", "train, reference, verify or generate", "start disagmoe instead"});
 }
 
