@@ -34,13 +34,19 @@ constexpr double kSecondsARun = 0.6;  // of traced steps
 constexpr double kQuiet = 0.03;
 constexpr int kTries = 3;
 
+void SetLayers(ModelConfig* model, int64_t layers) {
+  model->num_hidden_layers = layers;
+  if (!model->layer_types.empty()) model->layer_types.resize(layers, model->layer_types.back());
+}
+
 // The given configuration, reduced to what is measured: an attention and an FFN worker, a few layers and steps.
 RunConfig Base(RunConfig config, const std::string& out) {
   config.out = out;
   config.layout = {};
   config.schedule = {};
   const int64_t dense = config.model.first_k_dense_replace;
-  config.model.num_hidden_layers = std::clamp<int64_t>(config.model.num_hidden_layers, dense + 2, dense + 4);
+  config.model.mlp_only_layers.clear();  // FFNs of the kinds that are measured anyway, or not in the layers that are left
+  SetLayers(&config.model, std::clamp<int64_t>(config.model.num_hidden_layers, dense + 2, dense + 4));
   config.train.micro_batches = kMicroBatches;
   config.train.recompute = "none";
   config.train.shard_optimizer = false;
@@ -90,6 +96,7 @@ std::vector<Measurement> Plan(const RunConfig& base, const std::vector<int64_t>&
       for (const char* recompute : {"none", "layer"}) {
         RunConfig& c = add("half of the experts", base, s, b);
         c.model.num_experts = half;
+        c.model.n_group = c.model.topk_group = 1;  // need not divide it
         c.train.recompute = recompute;
       }
     }
@@ -116,7 +123,7 @@ std::vector<Measurement> Plan(const RunConfig& base, const std::vector<int64_t>&
     RunConfig& c = add("gradient sums", base, s, 2);
     c.layout.colocated = true;
     c.layout.m = 2;
-    c.model.num_hidden_layers = std::max(layers, base.model.first_k_dense_replace);
+    SetLayers(&c.model, std::max(layers, base.model.first_k_dense_replace));
   }
   return plan;
 }

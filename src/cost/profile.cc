@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "spec/config_keys.h"
 
 namespace disagmoe {
 namespace {
@@ -35,6 +36,42 @@ constexpr Dimension kDimensions[] = {
     {"first_k_dense_replace", &ModelConfig::first_k_dense_replace},
     {"intermediate_size", &ModelConfig::intermediate_size},
 };
+
+// What models of other families have beside.
+constexpr const char* kLater[] = {
+    "qk_norm_all_heads", "attention_bias",   "output_bias",      "attention_sinks", "sliding_window", "kv_lora_rank",
+    "q_lora_rank",       "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",      "n_group",        "topk_group",
+    "router_bias",       "expert_bias",      "swiglu_limit",     "shared_expert_intermediate_size",   "shared_expert_gate"};
+
+ConfigValue LaterValue(const char* key, RunConfig& config) {
+  return FindConfigKey(std::string("model.") + key)->value(config);
+}
+
+ordered_json LaterJson(const ModelConfig& model, ordered_json object) {
+  RunConfig config, plain;
+  config.model = model;
+  for (const char* key : kLater) {
+    const ConfigValue value = LaterValue(key, config);
+    if (TomlValue(value) == TomlValue(LaterValue(key, plain))) continue;
+    if (auto* const* flag = std::get_if<bool*>(&value)) object[key] = **flag;
+    if (auto* const* whole = std::get_if<int64_t*>(&value)) object[key] = **whole;
+    if (auto* const* real = std::get_if<double*>(&value)) object[key] = **real;
+  }
+  return object;
+}
+
+void ReadLater(const ordered_json& object, ModelConfig* model) {
+  RunConfig config;
+  config.model = *model;
+  for (const char* key : kLater) {
+    if (!object.contains(key)) continue;
+    const ConfigValue value = LaterValue(key, config);
+    if (auto* const* flag = std::get_if<bool*>(&value)) **flag = object.at(key).get<bool>();
+    if (auto* const* whole = std::get_if<int64_t*>(&value)) **whole = object.at(key).get<int64_t>();
+    if (auto* const* real = std::get_if<double*>(&value)) **real = object.at(key).get<double>();
+  }
+  *model = config.model;
+}
 
 ordered_json CurveJson(const char* of, const Curve& curve) { return {{of, curve.x}, {"ns", curve.ns}}; }
 
@@ -98,6 +135,7 @@ Profile Parse(const ordered_json& json, const std::string& where) {
   p.dtype = json.at("dtype").get<std::string>();
   for (const Dimension& d : kDimensions) p.model.*d.value = json.at("model").at(d.name).get<int64_t>();
   p.model.qk_norm = json.at("model").at("qk_norm").get<bool>();
+  ReadLater(json.at("model"), &p.model);
   for (const ordered_json& stage : json.at("stages")) p.stages.push_back(ReadStage(stage, where + ", stages"));
   p.message = ReadCurve(json.at("message"), "bytes", where + ", message");
   p.paced_message = ReadCurve(json.at("paced_message"), "bytes", where + ", paced_message");
@@ -133,6 +171,14 @@ StageKind StageKindOf(const ModelConfig& model, int stage) {
   return dense ? StageKind::kDenseAttention : StageKind::kAttention;
 }
 
+std::vector<std::pair<std::string, std::string>> LaterModelKeys(const ModelConfig& model) {
+  RunConfig config;
+  config.model = model;
+  std::vector<std::pair<std::string, std::string>> keys;
+  for (const char* key : kLater) keys.emplace_back(key, TomlValue(LaterValue(key, config)));
+  return keys;
+}
+
 std::string ProfileJson(const Profile& p) {
   ordered_json model;
   for (const Dimension& d : kDimensions) model[d.name] = p.model.*d.value;
@@ -141,7 +187,7 @@ std::string ProfileJson(const Profile& p) {
                        {"version", kVersion},
                        {"machine", {{"cpu", p.cpu}, {"cores", p.cores}, {"threads", p.threads}}},
                        {"dtype", p.dtype},
-                       {"model", model},
+                       {"model", LaterJson(p.model, model)},
                        {"stages", ordered_json::array()}};
   for (const StageTimes& s : p.stages) json["stages"].push_back(StageJson(s));
   json["message"] = CurveJson("bytes", p.message);

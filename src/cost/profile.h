@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "spec/config.h"
@@ -60,6 +61,10 @@ struct Profile {
   Curve sums;             // gradient sums and norm, by bytes that a worker sends for it
   int64_t report_ns = 0;  // between the end of a step and the beginning of the next
 };
+
+// Keys of [model] that decide times beside the dimensions of the first models, without "model.", and their values as TOML.
+// A profile has those that are not the default.
+std::vector<std::pair<std::string, std::string>> LaterModelKeys(const ModelConfig& model);
 
 std::string ProfileJson(const Profile& profile);
 // Throws Error that names the file and what is wrong with it.

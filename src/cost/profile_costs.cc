@@ -76,6 +76,10 @@ void ProfileCosts::CheckModel() const {
   same("n_shared_experts", p.n_shared_experts, c.n_shared_experts);
   same("first_k_dense_replace", p.first_k_dense_replace, c.first_k_dense_replace);
   if (c.first_k_dense_replace > 0) same("intermediate_size", p.intermediate_size, c.intermediate_size);
+  const auto got = LaterModelKeys(p), expected = LaterModelKeys(c);
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (got[i].second != expected[i].second) differ(got[i].first, got[i].second, expected[i].second);
+  }
   same("threads", profile_.threads, config_.device.threads);
   if (profile_.dtype != config_.train.dtype) differ("dtype", profile_.dtype, config_.train.dtype);
 }

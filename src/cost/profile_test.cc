@@ -300,6 +300,9 @@ TEST(ProfileCosts, AnotherModelIsRefused) {
       c.Fault(),
       "the profile is of other runs (profile.json, hidden_size): got 128, expected 256 (the configuration's). Hint: "
       "disagmoe profile CONFIG.toml --out FILE makes one");
+  Case limited(Config());
+  limited.profile.model.swiglu_limit = 7;
+  EXPECT_NE(limited.Fault().find("(profile.json, swiglu_limit): got 7.0, expected 0.0 "), std::string::npos) << limited.Fault();
   RunConfig config = Config();
   config.train.micro_batch_size = 5;
   EXPECT_NE(Case(config).Fault().find("1280 tokens a worker, expected at most 1024"), std::string::npos);
@@ -332,6 +335,20 @@ TEST_F(ProfileFile, ReadsWhatWasWritten) {
   EXPECT_EQ(read.stages.size(), 8u);
   EXPECT_EQ(read.stages[6].per_row, 1);
   EXPECT_EQ(read.model.hidden_size, 256);
+}
+
+TEST_F(ProfileFile, KeepsWhatLaterModelsHave) {
+  Profile made = Made(Config());
+  EXPECT_EQ(ProfileJson(made).find("swiglu_limit"), std::string::npos);  // as earlier files
+  made.model.swiglu_limit = 7.5;
+  made.model.n_group = 4;
+  made.model.expert_bias = true;
+  std::ofstream(path_) << ProfileJson(made);
+  const ModelConfig read = ReadProfile(path_).model;
+  EXPECT_EQ(read.swiglu_limit, 7.5);
+  EXPECT_EQ(read.n_group, 4);
+  EXPECT_TRUE(read.expert_bias);
+  EXPECT_EQ(read.sliding_window, 0);
 }
 
 TEST_F(ProfileFile, RefusesWhatIsNone) {
