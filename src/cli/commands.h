@@ -90,6 +90,8 @@ struct DataArguments {
   int64_t document_bytes = 0;
   std::string tokenizer = "bytes";
   int64_t workers = 0;  // 0: one a core
+  std::string eod;      // of a Hugging Face tokenizer; "": as its files say
+  bool special_tokens = false;
   bool json = false;
 };
 int DataCommand(const DataArguments& arguments);

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "cli/commands.h"
 #include "io/batches.h"
+#include "io/hf_tokenizer.h"
 #include "io/prepare.h"
 
 namespace disagmoe {
@@ -101,6 +102,20 @@ int InspectData(const DataArguments& arguments) {
   return 0;
 }
 
+// The script beside the program does it all: it has the tokenizer, and worker processes of its own.
+[[noreturn]] void PrepareByScript(const DataArguments& arguments) {
+  std::vector<std::string> words = {"prepare", "--tokenizer", arguments.tokenizer, "--out", arguments.out,
+                                    "--json-key", arguments.json_key,
+                                    "--document-bytes=" + std::to_string(arguments.document_bytes)};
+  if (arguments.workers > 0) words.push_back("--workers=" + std::to_string(arguments.workers));
+  if (!arguments.eod.empty()) words.push_back("--eod=" + arguments.eod);
+  if (arguments.special_tokens) words.push_back("--special-tokens");
+  if (arguments.json) words.push_back("--json");
+  words.push_back("--");
+  words.insert(words.end(), arguments.inputs.begin(), arguments.inputs.end());
+  ExecHfProgram(FindHfProgram(), words);
+}
+
 }  // namespace
 
 int DataCommand(const DataArguments& arguments) {
@@ -113,6 +128,11 @@ int DataCommand(const DataArguments& arguments) {
   }
   if (arguments.workers < 0 || arguments.workers > 1024) {
     throw Error({"value not allowed", "--workers", std::to_string(arguments.workers), "1 to 1024, or 0 for one a core", {}});
+  }
+  if (IsHfTokenizer(arguments.tokenizer)) PrepareByScript(arguments);
+  if (!arguments.eod.empty() || arguments.special_tokens) {
+    throw Error({"not a setting of this tokenizer", arguments.eod.empty() ? "--special-tokens" : "--eod",
+                 arguments.tokenizer, "a Hugging Face tokenizer.json or its folder", {}});
   }
   const auto tokenizer = LoadTokenizer(arguments.tokenizer);
   PrepareOptions options;

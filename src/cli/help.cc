@@ -238,16 +238,19 @@ constexpr const char* kData = R"(Makes training data: text or JSON lines, plain 
 
   disagmoe data --out build/data/text book.txt more.txt.gz               bytes as tokens: a vocabulary of 257
   disagmoe data --out build/data/web --tokenizer llama/tokenizer.model web.jsonl.gz      a SentencePiece model
+  disagmoe data --out build/data/web --tokenizer Qwen3-30B-A3B web.jsonl.gz      a folder with Hugging Face's tokenizer.json
   disagmoe data --out build/data/web --json-key content pages.jsonl      {"content": "..."}, one document a line
   disagmoe data --out build/data/dict --document-bytes 4096 dict.txt     cut at blank lines
   disagmoe data --inspect build/data/text                                what is in a pair
   disagmoe data --inspect "0.7 build/data/web 0.3 build/data/dict"       what is in a blend (data.blend)
 
   --out PREFIX          writes PREFIX.bin and PREFIX.idx
-  --tokenizer NAME      "bytes", or a SentencePiece FILE.model (bytes)
+  --tokenizer NAME      "bytes", a SentencePiece FILE.model, a Hugging Face tokenizer.json or its folder (bytes)
   --json-key KEY        of *.jsonl files: the text of a document ("text")
   --document-bytes N    of other files: about so long a document; 0: a document a file (0)
-  --workers N           threads that encode; the output does not depend on it (as many as there are cores)
+  --eod TOKEN           of a Hugging Face tokenizer: ends a document (eos_token of tokenizer_config.json)
+  --special-tokens      of a Hugging Face tokenizer: what it puts around a text, a beginning-of-text token say
+  --workers N           threads or processes that encode; the output does not depend on it (as many as there are cores)
   --inspect PREFIX      checks a pair, or the pairs of a blend, and prints sizes and the beginning, as text of the tokenizer
   --json                for machines
 )";

@@ -105,6 +105,8 @@ void AddCommands(CommandLine& line) {
   data->add_option("--document-bytes", line.data.document_bytes);
   data->add_option("--tokenizer", line.data.tokenizer);
   data->add_option("--workers", line.data.workers);
+  data->add_option("--eod", line.data.eod);
+  data->add_flag("--special-tokens", line.data.special_tokens);
   CLI::App* timeline = AddCommand(line, "timeline");
   timeline->add_option("out", line.timeline.out);
   timeline->add_option("--svg", line.timeline.svg);

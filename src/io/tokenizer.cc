@@ -1,6 +1,7 @@
 #include "io/tokenizer.h"
 
 #include "base/error.h"
+#include "io/hf_tokenizer.h"
 
 namespace disagmoe {
 namespace {
@@ -19,7 +20,9 @@ class ByteTokenizer : public Tokenizer {
 std::unique_ptr<Tokenizer> LoadTokenizer(const std::string& name) {
   if (name == kByteTokenizer) return std::make_unique<ByteTokenizer>();
   if (name.ends_with(".model")) return LoadSentencePiece(name);
-  throw Error({"unknown tokenizer", name.empty() ? "\"\"" : name, {}, "\"bytes\", or a SentencePiece FILE.model", {}});
+  if (IsHfTokenizer(name)) return LoadHfTokenizer(name, FindHfProgram());
+  throw Error({"unknown tokenizer", name.empty() ? "\"\"" : name, {},
+               "\"bytes\", a SentencePiece FILE.model, a Hugging Face tokenizer.json or its folder", {}});
 }
 
 std::vector<int32_t> EncodeBytes(const std::string& text, bool add_eod) {

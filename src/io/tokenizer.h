@@ -24,7 +24,8 @@ class Tokenizer {
 
 inline constexpr const char* kByteTokenizer = "bytes";
 
-// "bytes", or a SentencePiece model FILE.model. Throws Error: unreadable, damaged, no end of document, not built in.
+// "bytes", a SentencePiece model FILE.model, or a Hugging Face tokenizer.json or its folder. Throws Error: unreadable,
+// damaged, no end of document, not built in.
 std::unique_ptr<Tokenizer> LoadTokenizer(const std::string& name);
 
 // Bytes 0..255 are tokens 0..255; 256 ends a document.

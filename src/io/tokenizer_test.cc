@@ -20,7 +20,7 @@ TEST(Tokenizer, Bytes) {
 }
 
 TEST(Tokenizer, RefusesUnknownNames) {
-  for (const char* name : {"", "byte", "tokenizer.json"}) {
+  for (const char* name : {"", "byte", "tokenizer"}) {
     EXPECT_NE(ErrorOf([&] { LoadTokenizer(name); }).find("unknown tokenizer"), std::string::npos) << name;
   }
 }
