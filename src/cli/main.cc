@@ -136,7 +136,7 @@ void AddCommands(CommandLine& line) {
   generate->add_option("--prompt", line.model.prompt);
   generate->add_option("--prompt-tokens", line.model.prompt_tokens)->delimiter(',')->check(CLI::NonNegativeNumber);
   generate->add_option("--tokenizer", line.model.tokenizer);
-  generate->add_option("--tokens", line.model.tokens)->check(CLI::PositiveNumber);
+  generate->add_option("--tokens", line.model.tokens)->check(CLI::Range(1, 1 << 20));
   generate->add_option("--top-k", line.model.top_k)->check(CLI::NonNegativeNumber);
   generate->add_option("--top-p", line.model.top_p)->check(CLI::Range(0.0, 1.0));
   generate->add_option("--temperature", line.model.temperature)->check(CLI::NonNegativeNumber);
@@ -214,6 +214,7 @@ int Dispatch(CommandLine& line, const std::string& command) {
   if (command == "verify" || command == "generate") {
     need(line.model.from, "the folder of a run");
     if (!std::isfinite(line.model.temperature)) Misuse("--temperature is not a number", command, "");
+    if (!std::isfinite(line.model.top_p)) Misuse("--top-p is not a number", command, "");
     line.model.command = command;
     line.model.json = line.json;
     return ModelCommand(line.model);
@@ -221,6 +222,7 @@ int Dispatch(CommandLine& line, const std::string& command) {
   if (command == "export") {
     need(line.export_.from, "the folder of a run");
     need(line.export_.out, "--out DIR");
+    if (!std::isfinite(line.export_.shard_gb)) Misuse("--shard is not a number", command, "");
     line.export_.json = line.json;
     return ExportCommand(line.export_);
   }

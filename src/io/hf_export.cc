@@ -68,6 +68,10 @@ int64_t Numel(const ParamSpec& param) {
 }  // namespace
 
 HfExportReport ExportHf(const HfExport& what, void (*progress)(int64_t, int64_t)) {
+  std::error_code error;
+  if (!what.companions.empty() && std::filesystem::equivalent(what.companions, what.out, error)) {
+    throw Error({"cannot export here", what.out, "the folder that config.json and tokenizer are taken from", "another folder", {}});
+  }
   CheckpointReader checkpoint(what.checkpoint);
   HfExportReport report;
   report.step = checkpoint.manifest().step;

@@ -62,6 +62,11 @@ HfWeights::HfWeights(const std::string& folder, const ModelConfig& model) : mode
 void HfWeights::Read(const ParamSpec& param, int64_t expert, float* values) const {
   for (const HfPiece& p : HfPieces(model_, param, expert)) {
     files_.Read(p.tensor, {p.begin, p.rows, p.row_stride, p.columns, p.column_stride}, values + p.offset);
+    float zero = 0;  // NaN and infinity times zero stay what they are, or become NaN
+    for (int64_t i = 0; i < p.rows * p.columns; ++i) zero += values[p.offset + i] * 0.0f;
+    if (zero != 0) {
+      throw Error({"weights that are not finite", files_.path() + ": " + p.tensor, "NaN or infinity", "numbers", {}});
+    }
   }
 }
 

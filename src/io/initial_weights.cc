@@ -43,6 +43,12 @@ std::vector<std::string> CheckInitialWeights(const RunConfig& config) {
     case InitialWeights::kCheckpoint: {
       const std::string folder = InitialCheckpoint(init);
       RequireSameModel(config.model, folder);
+      // A new run sets the checkpoints of its folder aside.
+      std::error_code error;
+      if (fs::equivalent(fs::path(folder).parent_path(), config.out + "/checkpoints", error)) {
+        throw Error({"contradiction", "train.init", "\"" + init + "\"", "a checkpoint of another folder than out = \"" + config.out + "\"",
+                     "out=DIR names another; train.resume=latest goes on with that run"});
+      }
       return {"weights of " + folder + " (not its optimizer state)"};
     }
     case InitialWeights::kHuggingFace: break;
@@ -53,15 +59,17 @@ std::vector<std::string> CheckInitialWeights(const RunConfig& config) {
   return notes;
 }
 
-void KeepCompanions(const RunConfig& config) {
+void KeepCompanions(const RunConfig& config, const std::string& resumed) {
   const std::string to = config.out + "/hf";
   const std::string& init = config.train.init;
+  // hf/ of the run that wrote a checkpoint.
+  const auto beside = [](const std::string& checkpoint) {
+    return (fs::weakly_canonical(checkpoint).parent_path().parent_path() / "hf").string();
+  };
   std::string from;
-  if (KindOfInit(init) == InitialWeights::kHuggingFace) from = init;
-  if (KindOfInit(init) == InitialWeights::kCheckpoint) {
-    const fs::path run = fs::exists(init + "/manifest.json") ? fs::weakly_canonical(init).parent_path().parent_path() : fs::path(init);
-    from = (run / "hf").string();
-  }
+  if (!resumed.empty()) from = beside(resumed);
+  else if (KindOfInit(init) == InitialWeights::kHuggingFace) from = init;
+  else if (KindOfInit(init) == InitialWeights::kCheckpoint) from = beside(InitialCheckpoint(init));
   std::error_code error;
   if (!from.empty() && fs::equivalent(from, to, error)) return;
   fs::remove_all(to, error);

@@ -17,7 +17,8 @@ std::string InitialCheckpoint(const std::string& init);
 // Throws Error where there is nothing that can be read, or another model. Reads headers alone. Returns lines for the user:
 // where the weights are from, what is left out.
 std::vector<std::string> CheckInitialWeights(const RunConfig& config);
-// Rank 0, for a new run: the files beside the weights (config.json, tokenizer) into OUT/hf, for export and generate.
-void KeepCompanions(const RunConfig& config);
+// Rank 0, before it trains: the files beside the weights (config.json, tokenizer) into OUT/hf, for export and generate.
+// resumed: the checkpoint that the run goes on from, whose run may have them, or "".
+void KeepCompanions(const RunConfig& config, const std::string& resumed);
 
 }  // namespace disagmoe

@@ -140,8 +140,10 @@ Sampled Generate(const SampleOptions& options) {
   const auto tokenizer = TokenizerFor(options, model);
   Sampled out;
   out.prompt = PromptOf(options, tokenizer.get(), model.config.model.vocab_size);
-  // Room for all of it: positions beyond the trained length are the user's wish.
-  Generator generator(model.config, at::kCPU, std::max(model.config.train.seq_length, std::ssize(out.prompt) + options.tokens));
+  // Room for all of it, within reason: positions beyond the trained length are the user's wish.
+  constexpr int64_t kRoom = 1 << 15;
+  const int64_t trained = model.config.train.seq_length, wanted = std::ssize(out.prompt) + options.tokens;
+  Generator generator(model.config, at::kCPU, std::max(trained, std::min(kRoom, wanted)));
   if (model.checkpoint.empty()) SetInitialWeights(model.config, generator.store());
   else LoadState(model.checkpoint, generator.store(), nullptr);
   int64_t first = 0;

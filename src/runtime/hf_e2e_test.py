@@ -148,6 +148,35 @@ class Faults(unittest.TestCase):
     def test_changed_beside_weights(self):
         self.assert_refused(train("run", self.copy(), "model.rope_theta=5"), "contradiction", "model.rope_theta", "train.init=random")
 
+    def test_weights_that_are_not_finite(self):
+        model = self.copy()
+        file = pathlib.Path(model, "model.safetensors")
+        data = bytearray(file.read_bytes())
+        data[-4:] = struct.pack("<f", float("nan"))
+        file.write_bytes(data)
+        result = train("run", model, "transport.kind=inproc")
+        self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+        self.assertIn("weights that are not finite", result.stderr)
+
+    def test_a_run_does_not_begin_from_its_own_folder(self):
+        self.assertEqual(train("own", self.copy(), "train.steps=1").returncode, 0)
+        again = run("train", path("own/config.toml"), f"train.init={path('own')}", "train.resume=")
+        self.assert_refused(again, "train.init", "out=DIR names another")
+        self.assertTrue(os.path.exists(path("own/checkpoints/latest")))
+
+    def test_companions_follow_the_checkpoint(self):
+        """Also to another folder, where an earlier run left others."""
+        self.assertEqual(train("from", self.copy(), "train.steps=1").returncode, 0)
+        os.makedirs(path("to/hf"))
+        pathlib.Path(path("to/hf/tokenizer.json")).write_text("{}")
+        moved = run("train", path("from/config.toml"), f"out={path('to')}", f"train.resume={path('from/checkpoints/step-00000001')}",
+                    "train.steps=0", "layout.colocated=true")
+        self.assertEqual(moved.returncode, 0, moved.stdout + moved.stderr)
+        self.assertEqual(sorted(os.listdir(path("to/hf"))), sorted(os.listdir(path("from/hf"))))
+        self.assert_refused(run("export", path("to"), "--out", path("to/hf")), "cannot export here")
+        exported = run("export", path("to"), "--out", path("moved"), "--json")
+        self.assertEqual(json.loads(exported.stdout)["dtype"], "F32")
+
     def test_export_does_not_overwrite(self):
         started = train("run", self.copy(), "train.steps=1")
         self.assertEqual(started.returncode, 0, started.stderr)

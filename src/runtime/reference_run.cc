@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/time.h"
+#include "io/initial_weights.h"
 #include "layers/optimizer.h"
 #include "layers/reference.h"
 #include "runtime/checkpoint_saver.h"
@@ -37,6 +38,7 @@ RunResult TrainReference(const RunConfig& config, const RankContext& context) {
     log = std::make_unique<RunLog>(config, resume.step + 1, context.json);
     WriteText(config.out + "/config.toml", PrintConfig(config));
     RemoveLeftovers(config.out + "/checkpoints");
+    KeepCompanions(config, resume.folder);
     log->Note("reference: one process, no disaggregation, on " + Describe(device, config.device.threads));
   }
   auto micro_batch = [&](bool held_out, int64_t first, int64_t step_labels) {

@@ -277,8 +277,8 @@ RunResult Trainer::Run() {
     log_->Note("training on " + Describe(device_, config_.device.threads) + ": " + std::to_string(topology_.world()) + " workers, schedule " +
                schedule_.name + (resume.folder.empty() ? "" : ", continued after step " + std::to_string(resume.step)));
   }
+  if (log_) KeepCompanions(config_, resume.folder);
   if (log_ && resume.folder.empty()) {
-    KeepCompanions(config_);
     for (const std::string& line : CheckInitialWeights(config_)) log_->Note(line);
   }
   if (log_ && !folder->moved().empty()) log_->Note("checkpoints of an earlier run are now in " + folder->moved());

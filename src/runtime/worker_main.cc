@@ -96,7 +96,7 @@ int PrintSample(const Words& w) {
   const nlohmann::ordered_json json = {{"text", sampled.text},
                                        {"prompt_tokens", sampled.prompt},
                                        {"tokens", sampled.tokens},
-                                       {"tokens_per_second", static_cast<double>(sampled.tokens.size()) / std::max(sampled.seconds, 1e-9)}};
+                                       {"tokens_per_second", static_cast<double>(sampled.tokens.size() - 1) / std::max(sampled.seconds, 1e-9)}};
   std::puts(json.dump(-1, ' ', true, nlohmann::ordered_json::error_handler_t::replace).c_str());
   return 0;
 }

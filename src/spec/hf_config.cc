@@ -260,8 +260,8 @@ std::string ReadQwen(Reader& r, ModelConfig& m) {
   ReadExperts(r, m, {"num_experts", "num_local_experts"}, "moe_intermediate_size");
   m.norm_topk_prob = r.BoolOr("norm_topk_prob", false);
   if (!third) {
-    m.shared_expert_intermediate_size = r.Int("shared_expert_intermediate_size", 0, kMaxWidth);
-    m.shared_expert_gate = m.shared_expert_intermediate_size > 0;
+    m.shared_expert_intermediate_size = r.Int("shared_expert_intermediate_size", 1, kMaxWidth);
+    m.shared_expert_gate = true;
   }
   ReadQwenDense(r, m);
   ReadDenseWidth(r, m);

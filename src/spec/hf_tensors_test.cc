@@ -138,6 +138,18 @@ TEST(HfTensors, WhatNoFamilyCanSay) {
   EXPECT_NE(refusal(), "");
 }
 
+// Code of Qwen2-MoE and of DeepSeek-V2 and V3 always has shared experts: a model without goes to a family that needs none.
+TEST(HfTensors, NoSharedExperts) {
+  ModelConfig own;
+  EXPECT_EQ(ReadHfModel(WriteHfConfig(own, "float32"), "written").model.model_type, "mixtral");
+  ModelConfig latent = LoadHfModel(DISAGMOE_HF_TESTDATA "/deepseek_v3").hf.model;
+  latent.n_shared_experts = 0;
+  EXPECT_THROW(WriteHfConfig(latent, "float32"), Error);
+  ModelConfig v1 = LoadHfModel(DISAGMOE_HF_TESTDATA "/deepseek").hf.model;
+  v1.n_shared_experts = 0;
+  EXPECT_NE(WriteHfConfig(v1, "float32").find("\"n_shared_experts\": null"), std::string::npos);
+}
+
 // gpt-oss publishes experts as x W: gate and up are columns in turn, here rows of two halves.
 TEST(HfTensors, GptOssExpertByHand) {
   const ModelConfig m = LoadHfModel(DISAGMOE_HF_TESTDATA "/gpt_oss").hf.model;  // H = 20, De = 12, E = 4

@@ -25,7 +25,8 @@ const char* Architecture(const std::string& family) {
 
 void Deepseek(const ModelConfig& m, Ordered& out) {
   out["n_routed_experts"] = m.num_experts;
-  out["n_shared_experts"] = m.n_shared_experts;
+  // The published code of the first has none for null; that of the others always has some.
+  out["n_shared_experts"] = m.n_shared_experts > 0 ? Ordered(m.n_shared_experts) : Ordered(nullptr);
   out["moe_intermediate_size"] = m.moe_intermediate_size;
   out["intermediate_size"] = m.intermediate_size;
   out["first_k_dense_replace"] = m.first_k_dense_replace;
@@ -175,7 +176,9 @@ std::string WriteHfConfig(const ModelConfig& model, const std::string& dtype) {
     if (m.model_type != family) continue;
     const std::string text = Write(m, dtype).dump(2) + "\n";
     std::string difference;
-    try {
+    if (m.latent() && m.shared_intermediate() == 0) {
+      difference = "no shared experts";
+    } else try {
       difference = HfDifference(m, ReadHfModel(text, "config.json").model);
     } catch (const Error& error) {
       difference = error.what();
