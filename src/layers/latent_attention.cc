@@ -4,8 +4,6 @@
 namespace disagmoe {
 namespace {
 
-constexpr double kNormEps = 1e-6;  // of the norms of latents, whatever rms_norm_eps is: as published
-
 Tensor Latent(const ModelConfig& c, const Tensor& kv_a) { return kv_a.narrow(1, 0, c.kv_lora_rank).contiguous(); }
 
 // The part with RoPE of each head's query [T, nh, dr], and of the keys [T, 1, dr].
@@ -16,16 +14,16 @@ Tensor KeyTail(const ModelConfig& c, const Tensor& kv_a) {
   return kv_a.narrow(1, c.kv_lora_rank, c.qk_rope_head_dim).unsqueeze(1);
 }
 
-Tensor Normed(const Tensor& x, const Param& w) {
+Tensor Normed(const ModelConfig& c, const Tensor& x, const Param& w) {
   Tensor y = at::empty_like(x), rstd = EmptyFp32({x.size(0)}, x);
-  RmsNorm(x, w.value, kNormEps, y, rstd);
+  RmsNorm(x, w.value, c.latent_norm_eps, y, rstd);
   return y;
 }
 
-// Gradient of x from that of Normed(x).
-Tensor NormedBackward(const Tensor& dy, const Tensor& x, const Param& w) {
+// Gradient of x from that of Normed(c, x).
+Tensor NormedBackward(const ModelConfig& c, const Tensor& dy, const Tensor& x, const Param& w) {
   Tensor dx = at::empty_like(x), rstd = EmptyFp32({x.size(0)}, x), dw = w.grad;
-  RmsNorm(x, w.value, kNormEps, dx, rstd);
+  RmsNorm(x, w.value, c.latent_norm_eps, dx, rstd);
   RmsNormBackward(dy, x, w.value, rstd, dx, /*add_dx=*/false, dw);
   return dx;
 }
@@ -33,7 +31,7 @@ Tensor NormedBackward(const Tensor& dy, const Tensor& x, const Param& w) {
 // [T, nh d], rotated.
 Tensor Queries(const ModelConfig& c, const AttentionParams& p, const AttentionSaved& saved) {
   if (!p.q_a.defined()) return saved.q;
-  const Tensor q = Project(Normed(saved.q_a, p.q_a_norm), p.q_b);
+  const Tensor q = Project(Normed(c, saved.q_a, p.q_a_norm), p.q_b);
   Rope(QueryTails(c, q), p.rotary.cos, p.rotary.sin, false);
   return q;
 }
@@ -68,7 +66,7 @@ void LatentProject(const ModelConfig& c, const AttentionParams& p, const Tensor&
 }
 
 AttentionInputs LatentInputs(const ModelConfig& c, const AttentionParams& p, const AttentionSaved& saved) {
-  return Views(c, p.s(), Queries(c, p, saved), Project(Normed(Latent(c, saved.kv_a), p.kv_a_norm), p.kv_b), saved.kv_a);
+  return Views(c, p.s(), Queries(c, p, saved), Project(Normed(c, Latent(c, saved.kv_a), p.kv_a_norm), p.kv_b), saved.kv_a);
 }
 
 AttentionInputs LatentRoom(const ModelConfig& c, int64_t s, const AttentionSaved& saved, AttentionSaved& kept) {
@@ -84,28 +82,28 @@ AttentionInputs LatentRoom(const ModelConfig& c, int64_t s, const AttentionSaved
 void LatentBackward(const ModelConfig& c, const AttentionParams& p, AttentionSaved& kept, Tensor& d_n1) {
   Rope(QueryTails(c, kept.d_q), p.rotary.cos, p.rotary.sin, true);
   Rope(KeyTail(c, kept.d_kv_a), p.rotary.cos, p.rotary.sin, true);
-  const Tensor d_latent = NormedBackward(at::mm(kept.d_kv, p.kv_b.value), Latent(c, kept.kv_a), p.kv_a_norm);
+  const Tensor d_latent = NormedBackward(c, at::mm(kept.d_kv, p.kv_b.value), Latent(c, kept.kv_a), p.kv_a_norm);
   kept.d_kv_a.narrow(1, 0, c.kv_lora_rank).copy_(d_latent);
   at::mm_out(d_n1, kept.d_kv_a, p.kv_a.value);
   if (!p.q_a.defined()) {
     d_n1.addmm_(kept.d_q, p.q.value);
     return;
   }
-  kept.d_q_a = NormedBackward(at::mm(kept.d_q, p.q_b.value), kept.q_a, p.q_a_norm);
+  kept.d_q_a = NormedBackward(c, at::mm(kept.d_q, p.q_b.value), kept.q_a, p.q_a_norm);
   d_n1.addmm_(kept.d_q_a, p.q_a.value);
 }
 
 void LatentBackwardWeights(const ModelConfig& c, const AttentionParams& p, const AttentionSaved& kept,
                            const Tensor& n1) {
-  AddGrad(p.kv_b.grad, kept.d_kv, Normed(Latent(c, kept.kv_a), p.kv_a_norm));
+  AddGrad(p.kv_b.grad, kept.d_kv, Normed(c, Latent(c, kept.kv_a), p.kv_a_norm));
   AddGrad(p.kv_a.grad, kept.d_kv_a, n1);
   if (!p.q_a.defined()) return AddGrad(p.q.grad, kept.d_q, n1);
-  AddGrad(p.q_b.grad, kept.d_q, Normed(kept.q_a, p.q_a_norm));
+  AddGrad(p.q_b.grad, kept.d_q, Normed(c, kept.q_a, p.q_a_norm));
   AddGrad(p.q_a.grad, kept.d_q_a, n1);
 }
 
 Tensor LatentKeys(const ModelConfig& c, const AttentionParams& p, const AttentionSaved& saved) {
-  return at::cat({Normed(Latent(c, saved.kv_a), p.kv_a_norm), KeyTail(c, saved.kv_a).squeeze(1)}, 1);
+  return at::cat({Normed(c, Latent(c, saved.kv_a), p.kv_a_norm), KeyTail(c, saved.kv_a).squeeze(1)}, 1);
 }
 
 Tensor LatentQueries(const ModelConfig& c, const AttentionParams& p, const AttentionSaved& saved) {
