@@ -3,6 +3,7 @@
 usage: checkpoints_e2e_test.py BUILD_FOLDER [unittest arguments]
 DISAGMOE_KILLS: how many kills (default: 40, or those of 45 seconds); DISAGMOE_SEED: of their moments (default: drawn, and printed).
 """
+import fcntl
 import hashlib
 import json
 import os
@@ -66,6 +67,19 @@ class Base(e2e.Base):
         return int(latest[5:])
 
 
+def wait_unlocked(name):
+    """A process that was killed gives up its memory, and with it its name, before its files."""
+    deadline = time.time() + 10
+    with open(os.path.join(e2e.out(name), ".lock")) as lock:
+        while True:
+            try:
+                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.time() > deadline:
+                    raise
+                time.sleep(0.01)
+
+
 class Kills(Base):
     def test_killed_at_random_moments(self):
         seed = int(os.environ.get("DISAGMOE_SEED", random.randrange(10**6)))
@@ -94,6 +108,7 @@ class Kills(Base):
             child.wait(timeout=30)
             while e2e.processes():
                 time.sleep(0.01)
+            wait_unlocked("kills")
             in_progress += any(n.startswith(".step-") for n in os.listdir(root))
             now = losses("kills")
             for s, values in now.items():
