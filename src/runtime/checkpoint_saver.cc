@@ -54,9 +54,7 @@ void CheckpointSaver::Begin(int64_t step, bool copy, const ParamStore& store, co
 }
 
 void CheckpointSaver::Finish() {
-  if (step_ < 0) return;
-  Settle();
-  if (world_ > 1) links_.broadcast(0);  // a failure of the publisher must stop the run
+  if (step_ >= 0) Settle();
 }
 
 std::vector<double> CheckpointSaver::Figures() const {
@@ -131,7 +129,7 @@ void CheckpointSaver::Poll() {
   on_published_(*std::exchange(record_, nullptr));
 }
 
-// Until all ranks have written the checkpoint in progress, and rank 0 has published it.
+// Until all ranks have written the checkpoint in progress, and rank 0 has published it: if it cannot, nobody goes on.
 void CheckpointSaver::Settle() {
   const std::string of = step_ < 0 ? "a checkpoint" : "the checkpoint of step " + std::to_string(step_);
   constexpr int64_t kRound = 200'000'000;
@@ -140,10 +138,11 @@ void CheckpointSaver::Settle() {
     status_.Doing("writing " + of);
     const bool mine = writing_.Ended(kRound / 4);
     all = mine;
-    if (world_ > 1) {  // a meeting a round: a wait for a slow disk must not look like one for a lost rank
+    if (world_ > 1) {  // a meeting a round: a slow disk, or a long pruning, must not look like a lost rank
       const auto reports = links_.gather(mine && step_ >= 0 ? Figures() : std::vector<double>{});
       if (rank_ == 0) Take(reports);
-      all = links_.broadcast(step_ < 0 || Complete()) > 0;
+      if (record_ != nullptr && publish_.Ended(kRound)) Poll();
+      all = links_.broadcast(step_ < 0 || (Complete() && record_ == nullptr)) > 0;
       if (!all && mine) std::this_thread::sleep_for(std::chrono::nanoseconds(kRound / 4));
     }
   }
